@@ -1,0 +1,116 @@
+"""The chained drafter: one token a step, a hidden state carried from step to step.
+
+Source: the gemma4 assistant (transformers `models/gemma4_assistant`, llama.cpp `draft-mtp`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar, Literal
+
+from memra_compiler.drafters.base import DrafterParams, DraftPlace, DraftPositions
+from memra_compiler.ir.types import TensorType
+from memra_compiler.layers.base import DraftHead
+from memra_compiler.layers.build import ProgramBuilder
+from memra_compiler.layers.params import Params, Problem, Seq, param
+from memra_compiler.ops.activation import Concat, SoftCap
+from memra_compiler.ops.argmax import ArgMax
+from memra_compiler.ops.chain import DraftToken
+from memra_compiler.ops.embed import Embed
+from memra_compiler.ops.linear import Linear
+from memra_compiler.ops.norm import RMSNorm
+from memra_compiler.ops.state import Positions, ReadRow, ReadTokens, WriteRows
+
+
+class ChainedInput(Params):
+    """What enters the first layer: the listed vectors side by side, through `pre_projection`."""
+
+    example: ClassVar[str] = "input: {concat: [target_embed, carry]}\n"
+
+    concat: Seq[Literal["target_embed", "carry"]] = param(
+        min_length=1,
+        doc="`target_embed`: the scaled row of the target's embedding table; `carry`: the carried "
+        "hidden state. Both, in the order of the columns of `pre_projection`.",
+    )
+
+    def check(self) -> Iterator[Problem]:
+        if sorted(self.concat) != ["carry", "target_embed"]:
+            yield Problem(
+                ("concat",),
+                "`concat` must list `target_embed` and `carry` once each",
+                label=f"found {', '.join(self.concat)}",
+                hint="the gemma4 assistant has `concat: [target_embed, carry]`",
+            )
+
+
+class ChainedCarry(Params):
+    """The hidden state that goes from one step to the next."""
+
+    example: ClassVar[str] = "carry: {from: target.hidden_post_norm, via: post_projection}\n"
+
+    source: Literal["target.hidden_post_norm"] = param(
+        alias="from",
+        doc="Where the first step's hidden state comes from: the vector the target's head "
+        "multiplies, after the output norm.",
+    )
+    via: Literal["post_projection"] = param(
+        doc="What turns a step's output, after the drafter's own output norm, into the next "
+        "step's hidden state."
+    )
+
+
+class ChainedParams(DrafterParams):
+    """A small transformer run once per drafted token; it appends to no cache."""
+
+    kind: Literal["chained"] = param(doc="`chained`: one token a step.")
+    input: ChainedInput = param(doc="What enters the first layer.")
+    carry: ChainedCarry = param(doc="The hidden state carried from step to step.")
+    positions: DraftPositions = param(
+        "anchored",
+        doc="Position of the query in draft step j with N committed rows: N in every step "
+        "(`anchored`, how the gemma4 assistant is trained), or N + j (`advancing`). The choice "
+        "changes acceptance, never a token.",
+    )
+    head: DraftHead = param(doc="From the last hidden state to logits.")
+
+    def build(self, b: ProgramBuilder, place: DraftPlace) -> None:
+        """Emit one draft step: token j of the chain to token j + 1."""
+        module, width = b.module, place.target_width
+        state, batch = place.state, place.batch
+        anchored = "committed" if self.positions == "anchored" else "chain"
+        at = ("drafter", "positions")
+        position = b.one(Positions(anchored), state, label="drafter.position", path=at)
+        ends = b.one(Positions("committed"), state, label="drafter.committed", path=at)
+        token = b.one(ReadTokens(chain=True), batch, state, label="drafter.token")
+        at = ("drafter", "input")
+        parts = {
+            "target_embed": b.one(
+                Embed(place.embed_scale),
+                token,
+                "?target.embed",
+                label="drafter.embed",
+                path=at,
+                types=(TensorType((b.rows, width)),),
+            ),
+            "carry": b.one(ReadRow(), place.carry, label="drafter.carry", path=at),
+        }
+        x = b.one(Concat(), *(parts[p] for p in self.input.concat), label="drafter.input", path=at)
+        weight = module.weight("drafter", "pre_projection", (self.width, 2 * width), "matrix")
+        x = b.one(Linear(), x, weight, label="drafter.pre_projection", path=at)
+        for index, kind in self.layer_sequence():
+            layer = place.layer(b, "drafter", index, kind, position, ends)
+            x = self.layer_kinds[kind].build(layer, x)
+        norm = module.weight("drafter", "output_norm", (self.width,), "norm")
+        x = b.one(RMSNorm(self.norm_eps), x, norm, label="drafter.output_norm")
+        at = ("drafter", "head")
+        role = "embed" if self.head.tied else "head"
+        head = module.weight("drafter", role, (place.vocab, self.width), "embed", path=at)
+        logits = b.one(Linear(), x, head, label="drafter.head", path=at)
+        if self.head.softcap is not None:
+            logits = b.one(SoftCap(self.head.softcap), logits, label="drafter.softcap", path=at)
+        choice = b.one(ArgMax(), logits, label="drafter.choice", path=at)
+        b.emit(DraftToken(), choice, state, place.forced, batch, label="drafter.draft")
+        via = ("drafter", "carry", "via")
+        weight = module.weight("drafter", self.carry.via, (width, self.width), "matrix", path=via)
+        carry = b.one(Linear(), x, weight, label="drafter.post_projection", path=via)
+        b.emit(WriteRows(), carry, place.carry, label="drafter.carry_out", path=via)

@@ -1,0 +1,90 @@
+"""Types of the IR: tensors with fixed or bounded dimensions, and storage formats.
+
+Shapes are row-major, outermost first. A weight matrix is `[out, in]`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memra_compiler.ir.errors import IRError
+
+#: Bytes of one element of the plain data types.
+DTYPE_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i32": 4, "u8": 1}
+
+#: (elements, bytes) of one block of the quantised storage formats, as llama.cpp lays them out.
+BLOCK_FORMATS = {
+    "q4_0": (32, 18),
+    "q8_0": (32, 34),
+    "q4_k": (256, 144),
+    "q5_k": (256, 176),
+    "q6_k": (256, 210),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sym:
+    """A dimension known only at run time, with its largest value: `T<=8`."""
+
+    name: str
+    bound: int
+
+    def __str__(self) -> str:
+        return f"{self.name}<={self.bound}"
+
+
+Dim = int | Sym
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """Shape, element type (or storage format) and layout of a value, weight or plane."""
+
+    shape: tuple[Dim, ...]
+    dtype: str = "f32"
+    layout: str = "row"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPE_BYTES and self.dtype not in BLOCK_FORMATS:
+            known = ", ".join([*DTYPE_BYTES, *BLOCK_FORMATS])
+            raise IRError(f"unknown dtype `{self.dtype}`; known: {known}")
+        if self.dtype in BLOCK_FORMATS:
+            block, _ = BLOCK_FORMATS[self.dtype]
+            last = self.shape[-1]
+            if not isinstance(last, int) or last % block:
+                raise IRError(f"`{self.dtype}` stores blocks of {block}, but a row has {last}")
+
+    def __str__(self) -> str:
+        dims = ", ".join(str(d) for d in self.shape)
+        layout = "" if self.layout == "row" else f" {self.layout}"
+        return f"{self.dtype}[{dims}]{layout}"
+
+    @property
+    def max_shape(self) -> tuple[int, ...]:
+        """The shape with each symbol at its bound."""
+        return tuple(d.bound if isinstance(d, Sym) else d for d in self.shape)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one innermost row."""
+        last = self.max_shape[-1] if self.shape else 1
+        if self.dtype in BLOCK_FORMATS:
+            block, size = BLOCK_FORMATS[self.dtype]
+            return last // block * size
+        return last * DTYPE_BYTES[self.dtype]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes with each symbol at its bound."""
+        rows = 1
+        for dim in self.max_shape[:-1]:
+            rows *= dim
+        return rows * self.row_bytes
+
+    @property
+    def elements(self) -> int:
+        """Number of elements with each symbol at its bound."""
+        count = 1
+        for dim in self.max_shape:
+            count *= dim
+        return count

@@ -1,0 +1,90 @@
+"""The verifier: the rules every module keeps, checked after every pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memra_compiler.ir.errors import IRError, OpError
+from memra_compiler.ir.graph import Module, Node, Program
+from memra_compiler.ir.types import Sym
+
+
+def verify(module: Module, *, after: str = "") -> None:
+    """Check a module; raises one `IRError` that lists everything wrong and blames `after`."""
+    problems = [p for program in module.programs.values() for p in _program(module, program)]
+    problems += list(_sequences(module))
+    if problems:
+        blame = f" after pass `{after}`" if after else ""
+        raise IRError(f"module {module.name} is broken{blame}:\n  " + "\n  ".join(problems))
+
+
+def _program(module: Module, program: Program) -> Iterator[str]:
+    defined: set[str] = set()
+    where = f"program {program.name}"
+    if not isinstance(program.rows, Sym):
+        yield f"{where}: rows must be a bounded symbol, got {program.rows}"
+    for node in program.nodes:
+        place = f"{where}, {node.label} ({node.op.name})"
+        yield from (f"{place}: {p}" for p in _operands(module, program, node, defined))
+        for name in node.outputs:
+            if name in defined:
+                yield f"{place}: %{name} is defined twice"
+            if name not in program.values:
+                yield f"{place}: %{name} has no type"
+            defined.add(name)
+    for name in program.results:
+        if name not in defined:
+            yield f"{where}: result %{name} is never defined"
+
+
+def _operands(module: Module, program: Program, node: Node, defined: set[str]) -> Iterator[str]:
+    op = node.op
+    count, least = len(node.inputs), len(op.operands)
+    if count < least - op.variadic or (count > least and not op.variadic):
+        yield f"takes {least} operands, got {count}"
+        return
+    broken = False
+    for i, operand in enumerate(node.inputs):
+        declared = op.operand(i)
+        if operand.startswith("?"):
+            broken = True
+            continue
+        if operand[:1] != declared.sigil:
+            yield f"operand `{declared.name}` must be a {declared.sigil} operand, got {operand}"
+            broken = True
+            continue
+        if operand.startswith("%") and operand[1:] not in defined:
+            yield f"{operand} is used before it is defined"
+            broken = True
+        try:
+            module.type_of(program, operand)
+        except IRError as error:
+            yield str(error)
+            broken = True
+    if broken:
+        return
+    try:
+        inferred = op.infer(*module.operand_types(program, node))
+    except OpError as error:
+        yield str(error)
+        return
+    stated = tuple(program.values.get(name) for name in node.outputs)
+    if inferred != stated:
+        yield f"outputs are {', '.join(map(str, inferred))}, stated {', '.join(map(str, stated))}"
+
+
+def open_references(module: Module) -> list[str]:
+    """Open references (`?name`) that no pass has wired yet, with the place of each."""
+    return [
+        f"program {program.name}, {node.label}: {operand}"
+        for program, node in module.nodes()
+        for operand in node.inputs
+        if operand.startswith("?")
+    ]
+
+
+def _sequences(module: Module) -> Iterator[str]:
+    for sequence in module.sequences.values():
+        for call in sequence.calls:
+            if call.program not in module.programs:
+                yield f"sequence {sequence.name}: there is no program {call.program}"

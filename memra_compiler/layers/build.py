@@ -1,0 +1,202 @@
+"""How a spec becomes IR: the builder that layer kinds, drafters and rounds write programs with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from memra_compiler.ir.errors import IRError
+from memra_compiler.ir.graph import Module, Node, Plane, Program, Weight
+from memra_compiler.ir.types import Sym, TensorType
+from memra_compiler.ops.base import Op
+from memra_compiler.ops.rope import RopeAngles
+from memra_runtime.errors import Position
+
+#: (section, role, layer) -> accepted names in a weight file.
+WeightNames = Callable[[str, str, int | None], tuple[str, ...]]
+#: (section, names, use) -> storage format; `use` is matrix, embed or norm.
+WeightFormat = Callable[[str, tuple[str, ...], str], str]
+#: A path of the spec -> where it is written.
+Positions = Callable[[tuple[str | int, ...]], Position | None]
+
+
+@dataclass
+class ModuleBuilder:
+    """A module under construction: weights and planes are declared on first use."""
+
+    name: str
+    weight_names: WeightNames
+    weight_format: WeightFormat
+    position: Positions
+    weights: dict[str, Weight] = field(default_factory=dict)
+    planes: dict[str, Plane] = field(default_factory=dict)
+    programs: dict[str, Program] = field(default_factory=dict)
+
+    def weight(
+        self,
+        section: str,
+        role: str,
+        shape: tuple[int, ...],
+        use: str,
+        layer: int | None = None,
+        made: tuple[str | int, ...] = (),
+        path: tuple[str | int, ...] = (),
+    ) -> str:
+        """Declare a weight and return its operand, `$section.layers.3.role`."""
+        name = f"{section}.{role}" if layer is None else f"{section}.layers.{layer}.{role}"
+        if name not in self.weights:
+            names = self.weight_names(section, role, layer)
+            dtype = "f32" if made else self.weight_format(section, names, use)
+            source = "draft" if section == "drafter" else section
+            type = TensorType(shape, dtype)
+            self.weights[name] = Weight(name, type, source, names, made, self.position(path))
+        return f"${name}"
+
+    def plane(
+        self, name: str, shape: tuple[int, ...], dtype: str, rollback: str = "none", *,
+        ring: bool = False, kind: str = "",
+    ) -> str:  # fmt: skip
+        """Declare a plane and return its operand, `@name`."""
+        plane = Plane(name, TensorType(shape, dtype), rollback, ring, kind)
+        known = self.planes.setdefault(name, plane)
+        if known != plane:
+            raise IRError(f"plane @{name} is declared as {known} and as {plane}")
+        return f"@{name}"
+
+    def finish(self) -> Module:
+        return Module(self.name, self.weights, self.planes, self.programs, {})
+
+
+@dataclass
+class ProgramBuilder:
+    """A program under construction."""
+
+    module: ModuleBuilder
+    name: str
+    limit: int = 1
+    rows_from: str = ""
+    nodes: list[Node] = field(default_factory=list)
+    values: dict[str, TensorType] = field(default_factory=dict)
+    results: list[str] = field(default_factory=list)
+    #: Values computed once a step and shared by its layers.
+    shared: dict[tuple[object, ...], str] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> Sym:
+        return Sym("T", self.limit)
+
+    def type_of(self, operand: str) -> TensorType:
+        kind, name = operand[:1], operand[1:]
+        if kind == "%":
+            return self.values[name]
+        if kind == "$":
+            return self.module.weights[name].type
+        return self.module.planes[name].type
+
+    def emit(
+        self,
+        op: Op,
+        *operands: str,
+        label: str,
+        path: tuple[str | int, ...] = (),
+        types: tuple[TensorType, ...] | None = None,
+    ) -> tuple[str, ...]:
+        """Append a node and return its outputs as operands.
+
+        `types` states the output types where an operand is still open (`?name`).
+        """
+        if types is None:
+            types = op.infer(*(self.type_of(operand) for operand in operands))
+        outputs = []
+        for i, type in enumerate(types):
+            name = f"{label}.{i}" if len(types) > 1 else label
+            while name in self.values:
+                name += "_"
+            self.values[name] = type
+            outputs.append(name)
+        position = self.module.position(path)
+        self.nodes.append(Node(op, operands, tuple(outputs), label, position))
+        return tuple(f"%{name}" for name in outputs)
+
+    def one(
+        self,
+        op: Op,
+        *operands: str,
+        label: str,
+        path: tuple[str | int, ...] = (),
+        types: tuple[TensorType, ...] | None = None,
+    ) -> str:
+        """`emit` of an op with one output."""
+        (output,) = self.emit(op, *operands, label=label, path=path, types=types)
+        return output
+
+    def keep(self, value: str) -> None:
+        """Let a value outlive the program, for checks."""
+        self.results.append(value[1:])
+
+    def finish(self) -> Program:
+        program = Program(
+            self.name, self.rows, self.rows_from, tuple(self.nodes), self.values,
+            tuple(self.results),
+        )  # fmt: skip
+        self.module.programs[self.name] = program
+        return program
+
+
+@dataclass(frozen=True)
+class LayerBuild:
+    """What a layer's builder needs to know about its place."""
+
+    program: ProgramBuilder
+    section: str
+    index: int
+    kind: str
+    width: int
+    eps: float
+    #: Positions of the rows, and for each row the end of the positions it may see.
+    positions: str
+    ends: str
+    #: Rows a cache plane holds: (window or None) -> (rows, is a ring).
+    cache_rows: Callable[[int | None], tuple[int, bool]]
+    kv_dtype: str
+
+    @property
+    def path(self) -> tuple[str | int, ...]:
+        """Path of the layer kind in the spec."""
+        return (self.section, "layer_kinds", self.kind)
+
+    def label(self, part: str) -> str:
+        return f"{self.section}.layers.{self.index}.{part}"
+
+    def weight(self, role: str, *shape: int, use: str = "matrix") -> str:
+        """Declare a weight of this layer."""
+        return self.program.module.weight(
+            self.section, role, shape, use, layer=self.index, path=self.path
+        )
+
+    def run(self, op: Op, *operands: str, part: str, at: tuple[str, ...] = ()) -> str:
+        """Append an op of this layer; `at` is the path inside the layer kind."""
+        return self.program.one(op, *operands, label=self.label(part), path=(*self.path, *at))
+
+    def angles(self, head_dim: int, base: float, rotated: int, factors: bool) -> str:
+        """Rotary angles of this step, made once for all layers that turn alike.
+
+        `factors` reads the file's `rope_freqs`; a source without one has it made: 1 for the
+        `rotated` first pairs, 1e30 for the others.
+        """
+        key = ("angles", self.section, head_dim, base, rotated, factors)
+        program, pairs = self.program, head_dim // 2
+        if key not in program.shared:
+            operands = [self.positions]
+            if factors:
+                made = ("rope_factors", rotated)
+                operands.append(
+                    program.module.weight(
+                        self.section, "rope_freqs", (pairs,), "norm", made=made, path=self.path
+                    )
+                )
+            op = RopeAngles(head_dim, base, pairs if factors else rotated)
+            label = f"{self.section}.angles.{self.kind}"
+            path = (*self.path, "mixer")
+            program.shared[key] = program.one(op, *operands, label=label, path=path)
+        return program.shared[key]

@@ -1,0 +1,173 @@
+"""A spec as IR: the programs of a round, before any pass.
+
+`prefill` appends the rows of a prompt chunk, `plain_step` decodes one token, `draft` is one step of
+the chain, `verify` runs the pending token and its drafts; `accept`, `rollback`, `commit` and
+`adapt` settle the round on the device block.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from memra_compiler.drafters.base import DraftPlace
+from memra_compiler.ir.graph import Module
+from memra_compiler.layers.build import LayerBuild, ModuleBuilder, ProgramBuilder
+from memra_compiler.ops.activation import SoftCap
+from memra_compiler.ops.argmax import ArgMax
+from memra_compiler.ops.chain import Advance, Begin
+from memra_compiler.ops.embed import Embed
+from memra_compiler.ops.linear import Linear
+from memra_compiler.ops.norm import RMSNorm
+from memra_compiler.ops.settle import Accept, AdaptDepth, Commit, Rollback
+from memra_compiler.ops.state import Positions, ReadTokens, WriteRows
+from memra_runtime.artifact import BATCH_ROWS, MAX_EOS, RING_TOKENS, STATE_SIZE
+
+if TYPE_CHECKING:
+    from memra_compiler.spec import Spec
+    from memra_compiler.spec.archs import Checkpoints
+
+#: Rows of a prompt chunk at least; a chunk is never narrower than a verify.
+PREFILL_ROWS = 8
+
+
+def build_module(spec: Spec, checkpoints: Checkpoints) -> Module:
+    """Write the programs of `spec`; storage formats are those of the checkpoints at hand."""
+    files = {"target": checkpoints.target, "drafter": checkpoints.drafter}
+
+    def weight_format(section: str, names: tuple[str, ...], use: str) -> str:
+        file = files[section]
+        for name in names if file is not None else ():
+            if name in file.tensors:  # type: ignore[union-attr]
+                return file.tensors[name].format  # type: ignore[union-attr]
+        return str(getattr(getattr(spec, section).formats, use))
+
+    def weight_names(section: str, role: str, layer: int | None) -> tuple[str, ...]:
+        return spec.arch(section).weight_names(role, layer)
+
+    module = ModuleBuilder(spec.name, weight_names, weight_format, spec.position)
+    _Rounds(spec, module).build()
+    return module.finish()
+
+
+class _Rounds:
+    """Writes the programs; holds the operands of the device block."""
+
+    def __init__(self, spec: Spec, module: ModuleBuilder) -> None:
+        self.spec, self.module = spec, module
+        context, width = spec.runtime.max_context, spec.target.width
+        self.state = module.plane("state", (STATE_SIZE,), "i32")
+        self.batch = module.plane("batch", (BATCH_ROWS,), "i32")
+        self.choice = module.plane("choice", (BATCH_ROWS,), "i32")
+        self.forced = module.plane("forced", (context + 1,), "i32")
+        self.ring = module.plane("ring", (RING_TOKENS,), "i32")
+        self.eos = module.plane("eos", (MAX_EOS,), "i32")
+        self.verified = module.plane("verified", (BATCH_ROWS, width), "f32")
+        self.hidden = module.plane("hidden", (width,), "f32")
+        self.carry = module.plane("carry", (width,), "f32")
+
+    @property
+    def verify_rows(self) -> int:
+        return self.spec.round.depth.max + 1
+
+    @property
+    def prefill_rows(self) -> int:
+        return max(PREFILL_ROWS, self.verify_rows)
+
+    def build(self) -> None:
+        self.prefill()
+        self.target("plain_step", 1, "")
+        self.target("verify", self.verify_rows, "rows")
+        self.draft()
+        at = ("round",)
+        for name, plain in (("begin", False), ("begin_plain", True)):
+            b = ProgramBuilder(self.module, name)
+            source = "?target.hidden_post_norm"
+            b.emit(Begin(plain), self.state, self.batch, source, self.carry,
+                   label=f"round.{name}", path=at, types=())  # fmt: skip
+            b.finish()
+        self.step("accept", Accept(), self.state, self.batch, self.choice)
+        self.step("rollback", Rollback(), self.state)
+        self.step("commit", Commit(), self.state, self.batch, self.choice, self.verified,
+                  self.hidden, self.ring, self.eos)  # fmt: skip
+        self.step("adapt", AdaptDepth(), self.state)
+        self.step("adapt_fresh", AdaptDepth(fresh=True), self.state)
+
+    def step(self, name: str, op: Accept | Rollback | Commit | AdaptDepth, *planes: str) -> None:
+        b = ProgramBuilder(self.module, name)
+        b.emit(op, *planes, label=f"round.{name}", path=("round",))
+        b.finish()
+
+    def cache_rows(self, window: int | None) -> tuple[int, bool]:
+        """Rows of a cache: the context, or for a window a ring of it and the widest batch.
+
+        A round that is rolled back has overwritten the oldest rows of a ring; they are never
+        visible again only if the ring holds the window and a whole batch.
+        """
+        context = self.spec.runtime.max_context
+        if window is None or window + self.prefill_rows >= context:
+            return context, False
+        return window + self.prefill_rows, True
+
+    def layer(
+        self, b: ProgramBuilder, section: str, index: int, kind: str, positions: str, ends: str
+    ) -> LayerBuild:
+        stack = getattr(self.spec, section)
+        return LayerBuild(
+            b, section, index, kind, stack.width, stack.norm_eps, positions, ends,
+            self.cache_rows, self.spec.runtime.kv,
+        )  # fmt: skip
+
+    def hidden_rows(self, b: ProgramBuilder) -> str:
+        """Emit the target from token ids to its last residual."""
+        target, limit = self.spec.target, b.limit
+        ids = b.one(ReadTokens(limit=limit), self.batch, self.state, label="target.tokens")
+        positions = b.one(Positions("rows", limit), self.state, label="target.positions")
+        ends = b.one(Positions("ends", limit), self.state, label="target.ends")
+        at = ("target", "embed")
+        table = self.module.weight(
+            "target", "embed", (target.vocab, target.width), "embed", path=at
+        )
+        scale = target.embed.factor(target.width)
+        x = b.one(Embed(scale), ids, table, label="target.embed", path=at)
+        for index, kind in target.layer_sequence():
+            layer = self.layer(b, "target", index, kind, positions, ends)
+            x = target.layer_kinds[kind].build(layer, x)
+        return x
+
+    def prefill(self) -> None:
+        b = ProgramBuilder(self.module, "prefill", self.prefill_rows, "rows")
+        self.hidden_rows(b)  # only its cache rows are wanted; `fuse` drops what nobody reads
+        b.emit(Advance(), self.state, label="round.advance", path=("round",))
+        b.finish()
+
+    def target(self, name: str, limit: int, rows_from: str) -> None:
+        """The target with its head: one token (`plain_step`) or a batch (`verify`)."""
+        target = self.spec.target
+        b = ProgramBuilder(self.module, name, limit, rows_from)
+        x = self.hidden_rows(b)
+        norm = self.module.weight("target", "output_norm", (target.width,), "norm")
+        x = b.one(RMSNorm(target.norm_eps), x, norm, label="target.output_norm")
+        b.emit(WriteRows(), x, self.verified, label="target.verified")
+        at = ("target", "head")
+        role = "embed" if target.head.tied else "head"
+        head = self.module.weight("target", role, (target.vocab, target.width), "embed", path=at)
+        logits = b.one(Linear(), x, head, label="target.head", path=at)
+        if target.head.softcap is not None:
+            cap = SoftCap(target.head.softcap)
+            logits = b.one(cap, logits, label="target.logits", path=at)
+        b.keep(logits)
+        suppress = tuple(sorted(target.head.suppress_tokens))
+        choice = b.one(ArgMax(suppress), logits, label="target.choice", path=at)
+        b.emit(WriteRows(), choice, self.choice, label="target.choices")
+        b.finish()
+
+    def draft(self) -> None:
+        b = ProgramBuilder(self.module, "draft")
+        target = self.spec.target
+        place = DraftPlace(
+            target.width, target.vocab, target.embed.factor(target.width),
+            self.state, self.batch, self.forced, self.carry, partial(self.layer),
+        )  # fmt: skip
+        self.spec.drafter.build(b, place)
+        b.finish()

@@ -1,0 +1,53 @@
+"""How gemma4 checkpoints name their weights, in GGUF and in Hugging Face layouts.
+
+The same GGUF name means different things in different architectures (`post_attention_norm` here
+normalises the attention output), so names belong to an architecture.
+"""
+
+from __future__ import annotations
+
+NAMES = {
+    "embed": ("token_embd.weight", "model.embed_tokens.weight"),
+    "head": ("output.weight", "lm_head.weight"),
+    "output_norm": ("output_norm.weight", "model.norm.weight"),
+    "rope_freqs": ("rope_freqs.weight",),
+}
+LAYER_NAMES = {
+    "attn_norm": ("attn_norm.weight", "input_layernorm.weight"),
+    "q": ("attn_q.weight", "self_attn.q_proj.weight"),
+    "k": ("attn_k.weight", "self_attn.k_proj.weight"),
+    "v": ("attn_v.weight", "self_attn.v_proj.weight"),
+    "o": ("attn_output.weight", "self_attn.o_proj.weight"),
+    "q_norm": ("attn_q_norm.weight", "self_attn.q_norm.weight"),
+    "k_norm": ("attn_k_norm.weight", "self_attn.k_norm.weight"),
+    "post_attention_norm": ("post_attention_norm.weight", "post_attention_layernorm.weight"),
+    "ffn_norm": ("ffn_norm.weight", "pre_feedforward_layernorm.weight"),
+    "gate": ("ffn_gate.weight", "mlp.gate_proj.weight"),
+    "up": ("ffn_up.weight", "mlp.up_proj.weight"),
+    "down": ("ffn_down.weight", "mlp.down_proj.weight"),
+    "post_ffw_norm": ("post_ffw_norm.weight", "post_feedforward_layernorm.weight"),
+    "out_scale": ("layer_output_scale.weight", "layer_scalar"),
+}
+_HF_PREFIXES = ("model.", "model.language_model.", "language_model.model.")
+
+
+def spell(names: tuple[str, ...], layer: bool) -> tuple[str, ...]:
+    """Add the prefixes of GGUF and of the Hugging Face layouts to (GGUF, HF) names."""
+    gguf, *rest = names
+    found = [f"blk.{{i}}.{gguf}" if layer else gguf]
+    for name in rest:
+        bare = name.removeprefix("model.")
+        if layer:
+            found += [f"{prefix}layers.{{i}}.{bare}" for prefix in _HF_PREFIXES]
+        elif bare == name:  # outside of `model.`
+            found += [name, f"language_model.{name}"]
+        else:
+            found += [f"{prefix}{bare}" for prefix in _HF_PREFIXES]
+    return tuple(found)
+
+
+def spelled(layer_roles: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """Return every spelling of the shared roles, with `{i}` for the layer number."""
+    found = {role: spell(names, layer=False) for role, names in NAMES.items()}
+    found.update({role: spell(LAYER_NAMES[role], layer=True) for role in layer_roles})
+    return found

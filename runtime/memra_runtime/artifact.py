@@ -1,0 +1,236 @@
+"""The artifact: what the compiler writes and the runtime reads. Standard library only.
+
+A folder `NAME.TARGET.memra/` holds `manifest.json`, the compiled code and the generated sources.
+This module owns the names that both sides must agree on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memra_runtime.errors import fail
+
+#: Raised whenever the meaning of the manifest or of the device block changes.
+FORMAT_VERSION = 1
+
+#: The most draft tokens a round can be compiled for.
+MAX_DEPTH = 15
+#: Rows of the batch planes: the widest verify.
+BATCH_ROWS = MAX_DEPTH + 1
+#: Entries of the token ring; a power of two.
+RING_TOKENS = 4096
+#: End-of-sequence ids a session may have.
+MAX_EOS = 8
+
+#: Counters of the device block, one int32 each, in order. The device owns all of them during a
+#: round; the host writes those of a session's start and reads the rest after a round.
+STATE = (
+    "position",  # committed rows N; the next free position
+    "pending",  # the token predicted by row N-1; it has no row yet
+    "depth",  # drafts the next round makes
+    "rows",  # rows of the program that runs now
+    "step",  # draft step j of the chain
+    "drafted",  # drafts of the current round
+    "accepted",  # accepted drafts of the current round
+    "ring_count",  # tokens ever written to the ring
+    "ended",  # 1 once a committed or pending token is an end of sequence
+    "capacity",  # rows the context may hold
+    "depth_cap",  # most drafts a round may make in this session
+    "depth_initial",  # drafts of the first round
+    "adaptive",  # 1: depth follows acceptance; 0: always depth_cap
+    "floor_short",  # least depth while position < floor_boundary
+    "floor_deep",  # least depth from there on
+    "floor_boundary",
+    "rounds",
+    "total_drafted",
+    "total_accepted",
+)
+#: Two tables follow the counters: drafts attempted and accepted by position in the chain.
+STATE_ATTEMPTED = len(STATE)
+STATE_ACCEPTED = STATE_ATTEMPTED + MAX_DEPTH
+STATE_SIZE = STATE_ACCEPTED + MAX_DEPTH
+
+
+def slot(name: str) -> int:
+    """Index of a counter in the device block."""
+    return STATE.index(name)
+
+
+@dataclass(frozen=True)
+class WeightEntry:
+    """One weight the code needs, and where to find it.
+
+    `names` are accepted spellings in the file of `source` (`target` or `draft`); `format` is the
+    storage format the code was compiled for; `made` is a recipe for sources that lack the tensor.
+    """
+
+    id: str
+    source: str
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    format: str
+    bytes: int
+    made: tuple[str | int, ...] = ()
+
+
+@dataclass(frozen=True)
+class PlaneEntry:
+    """One plane of the arena: byte offset, shape, element type and how it is rolled back."""
+
+    id: str
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+    rollback: str
+    ring: bool
+
+
+@dataclass(frozen=True)
+class ValueEntry:
+    """Where a program leaves a named result in the arena (for checks; overwritten by the next)."""
+
+    program: str
+    id: str
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class ExpectEntry:
+    """A fact of the weight file's metadata the artifact was compiled for."""
+
+    source: str
+    keys: tuple[str, ...]
+    value: Any
+    spec_path: str
+
+
+@dataclass(frozen=True)
+class ProgramEntry:
+    """Cost of one program at its largest row count: what a roofline is made of."""
+
+    name: str
+    launches: int
+    rows: int
+    bytes: int
+    flops: int
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything about an artifact but its code."""
+
+    name: str
+    target: str
+    cpu: str
+    cpu_features: tuple[str, ...]
+    spec: Mapping[str, Any]
+    spec_digest: str
+    build_key: str
+    versions: Mapping[str, str]
+    arena_bytes: int
+    weight_bytes: int
+    files: Mapping[str, str]
+    weights: tuple[WeightEntry, ...]
+    planes: tuple[PlaneEntry, ...]
+    values: tuple[ValueEntry, ...]
+    expect: tuple[ExpectEntry, ...]
+    programs: tuple[ProgramEntry, ...]
+    sequences: Mapping[str, tuple[tuple[str, str], ...]]
+    kernels: tuple[str, ...]
+    format_version: int = FORMAT_VERSION
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True) + "\n"
+
+    def plane(self, id: str) -> PlaneEntry:
+        return next(p for p in self.planes if p.id == id)
+
+
+_ENTRIES: dict[str, Any] = {
+    "weights": WeightEntry,
+    "planes": PlaneEntry,
+    "values": ValueEntry,
+    "expect": ExpectEntry,
+    "programs": ProgramEntry,
+}
+
+
+def _tuples(value: Any) -> Any:
+    """Lists of a JSON document as tuples."""
+    if isinstance(value, list):
+        return tuple(_tuples(v) for v in value)
+    return value
+
+
+def parse_manifest(text: str, place: str) -> Manifest:
+    """Read a manifest; a broken one ends in a `MemraError`."""
+    try:
+        data = json.loads(text)
+        version = data["format_version"]
+        if version != FORMAT_VERSION:
+            fail(
+                "artifact-version",
+                f"the artifact has format {version}, this memra reads format {FORMAT_VERSION}",
+                place,
+                hints=("compile the spec again with this version of memra-compile",),
+            )
+        for key, entry in _ENTRIES.items():
+            data[key] = tuple(entry(**{k: _tuples(v) for k, v in e.items()}) for e in data[key])
+        data["sequences"] = {k: _tuples(v) for k, v in data["sequences"].items()}
+        for key in ("cpu_features", "kernels"):
+            data[key] = tuple(data[key])
+        return Manifest(**data)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        fail(
+            "artifact-corrupt",
+            f"the manifest cannot be read: {type(error).__name__}: {error}",
+            place,
+            hints=("compile the spec again",),
+        )
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def load_manifest(folder: Path) -> Manifest:
+    """Read and check an artifact folder: version, then every file's digest."""
+    path = folder / "manifest.json"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        fail(
+            "artifact",
+            f"`{folder}` is not a readable artifact: {error}",
+            str(path),
+            hints=("give the folder that memra-compile wrote, NAME.TARGET.memra",),
+        )
+    manifest = parse_manifest(text, str(path))
+    for name, digest in manifest.files.items():
+        file = folder / name
+        if not file.is_file():
+            fail("artifact-corrupt", f"`{name}` is missing", str(file),
+                 hints=("compile the spec again",))  # fmt: skip
+        found = file_digest(file)
+        if found != digest:
+            fail(
+                "artifact-corrupt",
+                f"`{name}` has digest {found[:12]}, the manifest says {digest[:12]}",
+                str(file),
+                hints=("compile the spec again",),
+            )
+    return manifest
