@@ -1,0 +1,108 @@
+"""Compile a spec: load, build, run the passes, generate code, write the artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from memra_compiler.codegen.build import SpecFacts, Toolchain, build_artifact
+from memra_compiler.codegen.cache import DEFAULT_CACHE, KernelCache
+from memra_compiler.codegen.kernels import Progress
+from memra_compiler.codegen.toolchain import find_linker
+from memra_compiler.ir.graph import Module
+from memra_compiler.passes.pipeline import Watch, run_passes
+from memra_compiler.rounds.programs import build_module
+from memra_compiler.spec import Spec, load_spec, weight_files
+from memra_compiler.spec.archs import Checkpoints
+from memra_runtime.artifact import ExpectEntry, Manifest
+from memra_runtime.checkpoint import open_checkpoint
+from memra_runtime.errors import fail
+
+TARGETS = ("cpu",)
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """What a compilation may be told. `weights` and `draft` replace the files the spec names."""
+
+    target: str = "cpu"
+    weights: Path | None = None
+    draft: Path | None = None
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    cache: Path = DEFAULT_CACHE
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A finished compilation."""
+
+    manifest: Manifest
+    folder: Path
+    fresh: bool
+
+
+def _quiet(name: str, done: int, total: int, cached: bool) -> None:
+    """Report no progress."""
+
+
+def load(spec: Path, options: CompileOptions) -> tuple[Spec, Checkpoints]:
+    """Load a spec against its weight files, where they are at hand."""
+    named = weight_files(spec, overrides=options.overrides)
+    files = {"target": options.weights, "drafter": options.draft}
+    opened = {}
+    with ExitStack() as stack:
+        for section, given in files.items():
+            path = given or named.get(section)
+            # a file that only the spec names may be absent: its `formats` stand in
+            if path is not None and (given is not None or path.exists()):
+                opened[section] = stack.enter_context(open_checkpoint(path))
+        stack.pop_all()  # views of the metadata outlive this function
+    checkpoints = Checkpoints(**opened)
+    return load_spec(spec, overrides=options.overrides, checkpoints=checkpoints), checkpoints
+
+
+def lower(
+    spec: Spec, checkpoints: Checkpoints, *, until: str = "", watch: Watch | None = None
+) -> Module:
+    """Build the module of a spec and run the passes."""
+    return run_passes(build_module(spec, checkpoints), until=until, watch=watch)
+
+
+def spec_facts(spec: Spec) -> SpecFacts:
+    """What the artifact remembers of its spec, for checking weight files at load."""
+    expect = tuple(
+        ExpectEntry(
+            "draft" if section == "drafter" else section,
+            e.keys,
+            tuple(e.value) if isinstance(e.value, list) else e.value,
+            ".".join(map(str, e.path)),
+        )
+        for section in ("target", "drafter")
+        for e in spec.expected(section)
+    )
+    return SpecFacts(spec.resolved(), spec.digest, expect)
+
+
+def compile_spec(
+    path: Path, output: Path | None, options: CompileOptions, progress: Progress = _quiet
+) -> Compiled:
+    """Compile `path` to `output` (default: `NAME.TARGET.memra` in the current folder).
+
+    Raises: MemraError.
+    """
+    linker = find_linker()  # first: everything else would be in vain
+    if options.target not in TARGETS:
+        fail(
+            "target",
+            f"`{options.target}` is not a target of this memra",
+            "--target",
+            hints=(f"targets: {', '.join(TARGETS)}",),
+        )
+    spec, checkpoints = load(path, options)
+    module = lower(spec, checkpoints)
+    folder = output or Path(f"{spec.name}.{options.target}.memra")
+    tools = Toolchain(linker, KernelCache(options.cache))
+    manifest, fresh = build_artifact(module, spec_facts(spec), folder, tools, progress)
+    return Compiled(manifest, folder, fresh)

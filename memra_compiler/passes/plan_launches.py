@@ -1,0 +1,42 @@
+"""Compose programs into sequences, the units of launch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memra_compiler.ir.graph import Call, Module, Sequence
+from memra_compiler.passes.plant_faults import faults_of
+
+#: A round: the chain runs as many draft steps as the counter `drafted` says.
+ROUND = (
+    Call("begin"),
+    Call("draft", "drafted"),
+    Call("verify"),
+    Call("accept"),
+    Call("rollback"),
+    Call("commit"),
+    Call("adapt"),
+)
+#: A plain step is a round without drafts; `prime` also sets the depth of a fresh session.
+_PLAIN = ("begin_plain", "plain_step", "accept", "rollback", "commit")
+
+SEQUENCES = {
+    "prefill": (Call("prefill"),),
+    "prime": (*map(Call, _PLAIN), Call("adapt_fresh")),
+    "plain": (*map(Call, _PLAIN), Call("adapt")),
+    "round": ROUND,
+}
+
+
+def plan_launches(module: Module) -> Module:
+    """Add the sequences, and a round with each planted fault: `round_fault_FAULT`."""
+    sequences = {name: Sequence(name, calls) for name, calls in SEQUENCES.items()}
+    for fault, program in faults_of(module).items():
+        broken = program.name.removesuffix(f"_fault_{fault}")
+        calls = tuple(
+            replace(call, program=program.name) if call.program == broken else call
+            for call in ROUND
+        )
+        name = f"round_fault_{fault}"
+        sequences[name] = Sequence(name, calls)
+    return replace(module, sequences=sequences)

@@ -1,0 +1,79 @@
+"""Place every plane, value and scratch buffer in one arena, by fixed offsets.
+
+Planes come first and live for ever. The rest of the arena belongs to the running program: a value
+takes a free place when it is made and gives it back after its last reader. An output never shares
+bytes with an operand of the same node, so kernels may assume that buffers do not overlap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memra_compiler.ir.graph import Module, Program
+
+#: Alignment of every buffer: a cache line, and a vector of sixteen floats.
+ALIGN = 64
+
+
+def plan_memory(module: Module) -> Module:
+    """Fill `arena`: `@plane`, `program/%value`, `program/%` (scratch), and the size under ""."""
+    arena: dict[str, int] = {}
+    end = 0
+    for name, plane in module.planes.items():
+        arena[f"@{name}"] = end
+        end += aligned(plane.type.nbytes)
+    base = end
+    for program in module.programs.values():
+        places, size = place_values(module, program)
+        arena.update({f"{program.name}/{k}": base + at for k, at in places.items()})
+        end = max(end, base + size)
+    arena[""] = end
+    return replace(module, arena=arena)
+
+
+def aligned(size: int) -> int:
+    return -(-size // ALIGN) * ALIGN
+
+
+def last_uses(program: Program) -> dict[str, int]:
+    """Index of the node that reads each value last; results are read at the end."""
+    last = {}
+    for i, node in enumerate(program.nodes):
+        for name in node.outputs:
+            last[f"%{name}"] = i
+        for operand in node.inputs:
+            if operand.startswith("%"):
+                last[operand] = i
+    last.update({f"%{name}": len(program.nodes) for name in program.results})
+    return last
+
+
+def place_values(module: Module, program: Program) -> tuple[dict[str, int], int]:
+    """Offsets of a program's values and scratch (`%`), and the bytes they need: first fit."""
+    last, size = last_uses(program), 0
+    places: dict[str, int] = {}
+    live: list[tuple[int, int, int]] = []  # offset, bytes, last reader
+    for i, node in enumerate(program.nodes):
+        live = [(at, length, until) for at, length, until in live if until >= i]
+        for name in node.outputs:
+            length = aligned(program.values[name].nbytes)
+            at = first_fit([(a, n) for a, n, _ in live], length)
+            places[f"%{name}"] = at
+            live.append((at, length, last[f"%{name}"]))
+            size = max(size, at + length)
+    scratch = max(
+        (node.op.scratch_floats(*module.operand_types(program, node)) for node in program.nodes),
+        default=0,
+    )
+    places["%"] = size
+    return places, size + aligned(4 * scratch)
+
+
+def first_fit(taken: list[tuple[int, int]], length: int) -> int:
+    """The lowest offset where `length` bytes are free of every (offset, length) taken."""
+    at = 0
+    for start, size in sorted(taken):
+        if at + length <= start:
+            break
+        at = max(at, start + size)
+    return at

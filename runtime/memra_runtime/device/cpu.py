@@ -1,0 +1,83 @@
+"""The CPU device: one arena in memory, weights in place in their mapped files, one shared library.
+
+Source: entry functions take the arena and an array of DLTensor structs (`dlpack.h`), of which only
+the data pointers are read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tvm_ffi
+
+from memra_runtime.artifact import Manifest, PlaneEntry, ValueEntry, slot
+
+#: NumPy types of plane elements; bf16 is read as raw 16-bit words.
+DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "i32": np.int32}
+
+#: Size of a DLTensor in 64-bit words; the data pointer is the first.
+_DLTENSOR_WORDS = 6
+_ALIGN = 64
+
+
+class CpuDevice:
+    """Runs an artifact's programs. Every plane and kept value is a view of the arena."""
+
+    def __init__(
+        self, manifest: Manifest, library: Path, weights: Sequence[npt.NDArray[np.uint8]]
+    ) -> None:
+        self.manifest = manifest
+        self._weights = list(weights)  # the mapped files must outlive the table
+        table = np.zeros((len(weights), _DLTENSOR_WORDS), np.uint64)
+        table[:, 0] = [w.ctypes.data for w in weights]
+        self._table = table
+        raw = np.zeros(manifest.arena_bytes + _ALIGN, np.uint8)
+        start = -raw.ctypes.data % _ALIGN
+        self._arena = raw[start : start + manifest.arena_bytes]
+        self._module = tvm_ffi.load_module(str(library))
+        self._functions: dict[str, Any] = {}
+        self._arguments = tuple(ctypes.c_void_p(a.ctypes.data) for a in (self._arena, table))
+        self._planes = {p.id: self._view(p) for p in manifest.planes}
+        self.state: npt.NDArray[np.int32] = self._planes["state"]
+
+    def _view(self, place: PlaneEntry | ValueEntry) -> npt.NDArray[Any]:
+        dtype = np.dtype(DTYPES[place.dtype])
+        size = int(np.prod(place.shape)) * dtype.itemsize
+        view = self._arena[place.offset : place.offset + size].view(dtype)
+        return view.reshape(place.shape)
+
+    def plane(self, name: str) -> npt.NDArray[Any]:
+        """The elements of a plane, shared with the programs."""
+        return self._planes[name]
+
+    def value(self, program: str, name: str) -> npt.NDArray[Any]:
+        """A result that `program` left in the arena; the next program may overwrite it."""
+        for place in self.manifest.values:
+            if (place.program, place.id) == (program, name):
+                return self._view(place)
+        raise KeyError(f"{program} keeps no value {name}")
+
+    def launch(self, name: str) -> None:
+        """Run a sequence, or one program as `run_NAME`."""
+        function = self._functions.get(name)
+        if function is None:
+            function = self._functions[name] = self._module[name]
+        function(*self._arguments)
+
+    def get(self, counter: str) -> int:
+        """Read a counter of the device block."""
+        return int(self.state[slot(counter)])
+
+    def put(self, counters: Mapping[str, int]) -> None:
+        """Write counters of the device block; only between rounds."""
+        for name, value in counters.items():
+            self.state[slot(name)] = value
+
+    def memory(self) -> int:
+        """Bytes of the arena."""
+        return len(self._arena)

@@ -1,0 +1,201 @@
+"""Load an artifact with its weights: every check first, then one model ready to run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from memra_runtime.artifact import Manifest, WeightEntry, load_manifest
+from memra_runtime.checkpoint import (
+    Binding,
+    Checkpoint,
+    Expectation,
+    WantedTensor,
+    bind,
+    check_arch,
+    check_finite,
+    check_metadata,
+    open_checkpoint,
+)
+from memra_runtime.device.cpu import CpuDevice
+from memra_runtime.errors import Diagnostic, MemraError, fail
+from memra_runtime.tokenizer import Tokenizer, check_pairing, load_tokenizer
+
+LIBRARY = "programs.so"
+#: Sections of the spec by the source their weights come from.
+SECTIONS = {"target": "target", "draft": "drafter"}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A loaded pipeline."""
+
+    manifest: Manifest
+    device: CpuDevice
+    tokenizer: Tokenizer
+    bindings: dict[str, Binding]
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What loading will take, in bytes, known before anything is loaded."""
+
+    arena: int
+    weights: int
+    resident: int
+    available: int | None
+
+    @property
+    def peak(self) -> int:
+        """Resident memory of the process at its largest."""
+        return self.arena + self.weights + self.resident
+
+
+def _kib(path: str, key: str) -> int | None:
+    try:
+        text = Path(path).read_text(encoding="ascii")
+    except OSError:
+        return None
+    for line in text.splitlines():
+        if line.startswith(key):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def plan_memory(manifest: Manifest) -> MemoryPlan:
+    """The memory a model needs, beside what this process holds already and what is free."""
+    return MemoryPlan(
+        manifest.arena_bytes,
+        manifest.weight_bytes,
+        _kib("/proc/self/status", "VmRSS:") or 0,
+        _kib("/proc/meminfo", "MemAvailable:"),
+    )
+
+
+def peak_memory() -> int | None:
+    """Largest resident size of this process so far, in bytes; None where it is not known."""
+    return _kib("/proc/self/status", "VmHWM:")
+
+
+def gib(size: int) -> str:
+    """Bytes in the unit a person reads."""
+    return f"{size / 2**30:.2f} GiB" if size >= 2**29 else f"{size / 2**20:.1f} MiB"
+
+
+def refuse_memory(plan: MemoryPlan) -> None:
+    """Refuse a model that does not fit, with the numbers."""
+    need = plan.arena + plan.weights
+    if plan.available is not None and need > plan.available:
+        fail(
+            "memory",
+            f"the model needs {gib(need)} (arena {gib(plan.arena)}, weights {gib(plan.weights)}), "
+            f"{gib(plan.available)} are free",
+            hints=("lower `runtime.max_context` in the spec, or use smaller weights",),
+        )
+
+
+def load_model(folder: Path, target: Path, draft: Path) -> Model:
+    """Load an artifact and its two weight files.
+
+    Checks, in this order: artifact, processor, architectures, metadata, tensors, tokenizers,
+    memory, and that no scale is NaN. Raises: MemraError.
+    """
+    manifest = load_manifest(folder)
+    check_processor(manifest, folder)
+    files = {"target": open_checkpoint(target), "draft": open_checkpoint(draft)}
+    check_files(manifest, files)
+    tokenizer = load_tokenizer(files["target"])
+    check_pairing(tokenizer, load_tokenizer(files["draft"]))
+    bindings = {source: bind_source(manifest, source, file) for source, file in files.items()}
+    refuse_memory(plan_memory(manifest))
+    for source, file in files.items():
+        bound = bindings[source]
+        check_finite(file, list(bound.tensors.values()))
+    weights = [weight_data(entry, files, bindings) for entry in manifest.weights]
+    device = CpuDevice(manifest, folder / LIBRARY, weights)
+    return Model(manifest, device, tokenizer, bindings)
+
+
+def check_processor(manifest: Manifest, folder: Path) -> None:
+    """Refuse an artifact for another kind of device or for instructions this CPU lacks."""
+    if manifest.target != "cpu":
+        fail(
+            "target",
+            f"the artifact was compiled for `{manifest.target}`, this runtime runs `cpu`",
+            str(folder),
+        )
+    path = Path("/proc/cpuinfo")
+    if not path.exists():
+        return
+    present = set(path.read_text(encoding="ascii", errors="replace").split())
+    missing = [f for f in manifest.cpu_features[1:] if f not in present]
+    if missing:
+        fail(
+            "target",
+            f"the artifact was compiled for {manifest.cpu}; this CPU lacks {', '.join(missing)}",
+            str(folder),
+            hints=("compile the spec on this machine",),
+        )
+
+
+def check_files(manifest: Manifest, files: dict[str, Checkpoint]) -> None:
+    """Check architectures and metadata of both files against the spec."""
+    others = {"target": files["draft"], "draft": files["target"]}
+    for source, file in files.items():
+        section = SECTIONS[source]
+        arch = str(manifest.spec[section]["arch"])
+        check_arch(file, arch, f"{section}.arch", other=others[source])
+    problems: list[Diagnostic] = []
+    for source, file in files.items():
+        expected = [
+            Expectation(
+                e.keys, list(e.value) if isinstance(e.value, tuple) else e.value, e.spec_path
+            )
+            for e in manifest.expect
+            if e.source == source
+        ]
+        try:
+            check_metadata(file, expected)
+        except MemraError as error:
+            problems += error.diagnostics
+    if problems:
+        raise MemraError(tuple(problems))
+
+
+def bind_source(manifest: Manifest, source: str, file: Checkpoint) -> Binding:
+    """Bind every tensor of a file, in the formats the artifact was compiled for."""
+    wanted = [
+        WantedTensor(w.id, w.names, w.shape, w.format, optional=_makes(w, file))
+        for w in manifest.weights
+        if w.source == source
+    ]
+    return bind(file, wanted)
+
+
+def _makes(entry: WeightEntry, file: Checkpoint) -> bool:
+    """Whether a tensor the file lacks may be made: only for layouts that never carry it."""
+    return bool(entry.made) and file.kind == "safetensors"
+
+
+def weight_data(
+    entry: WeightEntry, files: dict[str, Checkpoint], bindings: dict[str, Binding]
+) -> npt.NDArray[np.uint8]:
+    """Stored bytes of a weight: in place in the mapped file, or made by its recipe."""
+    binding = bindings[entry.source]
+    if entry.id in binding:
+        return files[entry.source].data(binding[entry.id].name)
+    return make_weight(entry)
+
+
+def make_weight(entry: WeightEntry) -> npt.NDArray[np.uint8]:
+    """Make a weight that a file does not carry."""
+    recipe, *arguments = entry.made
+    if recipe != "rope_factors":
+        raise ValueError(f"unknown recipe {recipe}")
+    factors = np.full(math.prod(entry.shape), 1e30, np.float32)
+    factors[: int(arguments[0])] = 1.0
+    return factors.view(np.uint8)

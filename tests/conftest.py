@@ -1,0 +1,39 @@
+"""Shared fixtures: the bundled pair, compiled once a test run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from memra_compiler.compile import CompileOptions, compile_spec
+from memra_runtime.model import Model, load_model
+
+ROOT = Path(__file__).parent.parent
+TINY = ROOT / "model_specs" / "tiny"
+TINY_SPEC = TINY / "gemma4_tiny.yaml"
+TINY_TARGET = TINY / "gemma4-tiny-q8_0.gguf"
+TINY_DRAFT = TINY / "gemma4-tiny-assistant-q8_0.gguf"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite golden texts")
+
+
+@pytest.fixture(scope="session")
+def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A kernel cache of this test run, so that no test depends on what ran before."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def tiny_artifact(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Path:
+    """The bundled spec, compiled for the CPU. Tests must not write into it."""
+    folder = tmp_path_factory.mktemp("artifact") / "tiny.cpu.memra"
+    return compile_spec(TINY_SPEC, folder, CompileOptions(cache=kernel_cache)).folder
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tiny_artifact: Path) -> Model:
+    """The bundled pair, loaded. Sessions on it start with `prime`, so tests may share it."""
+    return load_model(tiny_artifact, TINY_TARGET, TINY_DRAFT)
