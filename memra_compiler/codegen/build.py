@@ -14,7 +14,7 @@ from typing import Any
 from memra_compiler.codegen.cache import KernelCache, content_key
 from memra_compiler.codegen.cpu import compile_entries, link
 from memra_compiler.codegen.kernels import Progress, compile_kernels
-from memra_compiler.codegen.toolchain import Linker, host_cpu, host_features
+from memra_compiler.codegen.toolchain import Linker, host_cpu, host_features, processor_name
 from memra_compiler.ir.graph import Module
 from memra_compiler.ir.text import print_module
 from memra_runtime.artifact import (
@@ -59,7 +59,7 @@ def build_artifact(
 
     Raises: MemraError when the folder cannot be written or is something else.
     """
-    cpu = host_cpu()
+    cpu = known_cpu(tools.cache)
     text = print_module(module)
     key = content_key(text, facts.digest, cpu, repr(host_features()))
     known = _up_to_date(folder, key)
@@ -78,6 +78,17 @@ def build_artifact(
         shutil.rmtree(aside, ignore_errors=True)
         raise
     return manifest, True
+
+
+def known_cpu(cache: KernelCache) -> str:
+    """LLVM's name of this processor; remembered, because asking LLVM loads all of TVM."""
+    key = content_key("host cpu", repr(host_features()), processor_name())
+    known = cache.get(key, ".cpu")
+    if known is not None:
+        return known.decode()
+    cpu = host_cpu()
+    cache.put(key, ".cpu", cpu.encode())
+    return cpu
 
 
 def _write(

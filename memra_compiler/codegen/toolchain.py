@@ -54,3 +54,12 @@ def host_features() -> tuple[str, ...]:
         return (platform.machine(),)
     words = set(path.read_text(encoding="ascii", errors="replace").split())
     return (platform.machine(), *(f for f in _FEATURES if f in words))
+
+
+def processor_name() -> str:
+    """The processor's model as the kernel of the host names it; empty if unknown."""
+    path = Path("/proc/cpuinfo")
+    if not path.exists():
+        return platform.processor()
+    lines = path.read_text(encoding="ascii", errors="replace").splitlines()
+    return " ".join(line for line in lines if line.startswith(("model", "cpu family")))[:200]

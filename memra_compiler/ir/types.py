@@ -21,6 +21,10 @@ BLOCK_FORMATS = {
     "q6_k": (256, 210),
 }
 
+#: Activation rows as int8 with a float32 scale per 32: scale, then the 32 values.
+ACTIVATION_BLOCKS = {"a8": (32, 36)}
+BLOCKS = BLOCK_FORMATS | ACTIVATION_BLOCKS
+
 
 @dataclass(frozen=True, slots=True)
 class Sym:
@@ -45,11 +49,11 @@ class TensorType:
     layout: str = "row"
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPE_BYTES and self.dtype not in BLOCK_FORMATS:
-            known = ", ".join([*DTYPE_BYTES, *BLOCK_FORMATS])
+        if self.dtype not in DTYPE_BYTES and self.dtype not in BLOCKS:
+            known = ", ".join([*DTYPE_BYTES, *BLOCKS])
             raise IRError(f"unknown dtype `{self.dtype}`; known: {known}")
-        if self.dtype in BLOCK_FORMATS:
-            block, _ = BLOCK_FORMATS[self.dtype]
+        if self.dtype in BLOCKS:
+            block, _ = BLOCKS[self.dtype]
             last = self.shape[-1]
             if not isinstance(last, int) or last % block:
                 raise IRError(f"`{self.dtype}` stores blocks of {block}, but a row has {last}")
@@ -68,8 +72,8 @@ class TensorType:
     def row_bytes(self) -> int:
         """Bytes of one innermost row."""
         last = self.max_shape[-1] if self.shape else 1
-        if self.dtype in BLOCK_FORMATS:
-            block, size = BLOCK_FORMATS[self.dtype]
+        if self.dtype in BLOCKS:
+            block, size = BLOCKS[self.dtype]
             return last // block * size
         return last * DTYPE_BYTES[self.dtype]
 

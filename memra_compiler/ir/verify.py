@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from memra_compiler.ir.errors import IRError, OpError
 from memra_compiler.ir.graph import Module, Node, Program
-from memra_compiler.ir.types import Sym
+from memra_compiler.ir.types import Sym, TensorType
+from memra_runtime.artifact import STATE
 
 
 def verify(module: Module, *, after: str = "") -> None:
@@ -23,6 +24,8 @@ def _program(module: Module, program: Program) -> Iterator[str]:
     where = f"program {program.name}"
     if not isinstance(program.rows, Sym):
         yield f"{where}: rows must be a bounded symbol, got {program.rows}"
+    if program.rows_from and program.rows_from not in STATE:
+        yield f"{where}: `{program.rows_from}` is not a counter"
     for node in program.nodes:
         place = f"{where}, {node.label} ({node.op.name})"
         yield from (f"{place}: {p}" for p in _operands(module, program, node, defined))
@@ -31,10 +34,19 @@ def _program(module: Module, program: Program) -> Iterator[str]:
                 yield f"{place}: %{name} is defined twice"
             if name not in program.values:
                 yield f"{place}: %{name} has no type"
+            else:
+                yield from (f"{place}: %{name} {p}" for p in _rows(program, program.values[name]))
             defined.add(name)
     for name in program.results:
         if name not in defined:
             yield f"{where}: result %{name} is never defined"
+
+
+def _rows(program: Program, type: TensorType) -> Iterator[str]:
+    """A value holds as many rows as its program can be asked for: memory is planned by it."""
+    for dim in type.shape:
+        if isinstance(dim, Sym) and dim != program.rows:
+            yield f"has rows {dim}, its program {program.rows}"
 
 
 def _operands(module: Module, program: Program, node: Node, defined: set[str]) -> Iterator[str]:
@@ -88,3 +100,5 @@ def _sequences(module: Module) -> Iterator[str]:
         for call in sequence.calls:
             if call.program not in module.programs:
                 yield f"sequence {sequence.name}: there is no program {call.program}"
+            if call.repeat and call.repeat not in STATE:
+                yield f"sequence {sequence.name}: `{call.repeat}` is not a counter"

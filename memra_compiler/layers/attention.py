@@ -126,9 +126,14 @@ class AttentionParams(MixerParams):
         ]
         path = (*b.path, *at)
         b.program.emit(KvAppend(), k, v, b.positions, *caches, label=b.label("append"), path=path)
-        seen = Attention(self.scale, self.window or 0)
-        y = b.run(seen, q, b.ends, *caches, part="attention", at=at)
-        return b.run(Linear(), y, b.weight("o", b.width, self.heads * d), part="o", at=at)
+        seen = Attention(self.scale, b.span(self.window))
+        return self.output(b, x, b.run(seen, q, b.ends, *caches, part="attention", at=at))
+
+    def output(self, b: LayerBuild, x: str, y: str) -> str:
+        """Emit what follows the heads `y [T, heads * head_dim]`; `x` is the layer's input."""
+        at = ("mixer", self.kind)
+        weight = b.weight("o", b.width, self.heads * self.head_dim)
+        return b.run(Linear(), y, weight, part="o", at=at)
 
 
 def rope_problems(rope: RopeParams, head_dim: int) -> Iterator[Problem]:

@@ -12,8 +12,8 @@ from memra_compiler.ops.base import Op
 from memra_compiler.ops.rope import RopeAngles
 from memra_runtime.errors import Position
 
-#: (section, role, layer) -> accepted names in a weight file.
-WeightNames = Callable[[str, str, int | None], tuple[str, ...]]
+#: (section, role, layer, bare names of its own) -> accepted names in a weight file.
+WeightNames = Callable[[str, str, int | None, tuple[str, ...]], tuple[str, ...]]
 #: (section, names, use) -> storage format; `use` is matrix, embed or norm.
 WeightFormat = Callable[[str, tuple[str, ...], str], str]
 #: A path of the spec -> where it is written.
@@ -41,11 +41,15 @@ class ModuleBuilder:
         layer: int | None = None,
         made: tuple[str | int, ...] = (),
         path: tuple[str | int, ...] = (),
+        names: tuple[str, ...] = (),
     ) -> str:
-        """Declare a weight and return its operand, `$section.layers.3.role`."""
+        """Declare a weight and return its operand, `$section.layers.3.role`.
+
+        `names` are bare (GGUF, Hugging Face) names of a role the architecture's table lacks.
+        """
         name = f"{section}.{role}" if layer is None else f"{section}.layers.{layer}.{role}"
         if name not in self.weights:
-            names = self.weight_names(section, role, layer)
+            names = self.weight_names(section, role, layer, names)
             dtype = "f32" if made else self.weight_format(section, names, use)
             source = "draft" if section == "drafter" else section
             type = TensorType(shape, dtype)
@@ -168,15 +172,22 @@ class LayerBuild:
     def label(self, part: str) -> str:
         return f"{self.section}.layers.{self.index}.{part}"
 
-    def weight(self, role: str, *shape: int, use: str = "matrix") -> str:
-        """Declare a weight of this layer."""
+    def weight(
+        self, role: str, *shape: int, use: str = "matrix", names: tuple[str, ...] = ()
+    ) -> str:
+        """Declare a weight of this layer; a new role brings its bare GGUF and HF names."""
         return self.program.module.weight(
-            self.section, role, shape, use, layer=self.index, path=self.path
+            self.section, role, shape, use, layer=self.index, path=self.path, names=names
         )
 
     def run(self, op: Op, *operands: str, part: str, at: tuple[str, ...] = ()) -> str:
         """Append an op of this layer; `at` is the path inside the layer kind."""
         return self.program.one(op, *operands, label=self.label(part), path=(*self.path, *at))
+
+    def span(self, visible: int | None) -> int:
+        """Positions an attention looks back, 0 for all: a window the context never fills is none."""
+        context, _ = self.cache_rows(None)
+        return 0 if visible is None or visible >= context else visible
 
     def angles(self, head_dim: int, base: float, rotated: int, factors: bool) -> str:
         """Rotary angles of this step, made once for all layers that turn alike.

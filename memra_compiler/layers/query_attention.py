@@ -93,7 +93,7 @@ class QueryAttentionParams(MixerParams):
         q = b.run(Rope(), q, self.rope.angles(b, d), part="q_rope", at=at)
         caches = (f"?{self.kv_target}.k", f"?{self.kv_target}.v")
         (y,) = b.program.emit(
-            Attention(self.scale, self.visible or 0),
+            Attention(self.scale, b.span(self.visible)),
             q,
             b.ends,
             *caches,

@@ -21,6 +21,7 @@ from memra_compiler.ir.errors import OpError
 from memra_compiler.ir.types import Sym, TensorType
 
 if TYPE_CHECKING:
+    from memra_compiler.ops.cuda import CudaArch, Launch
     from memra_compiler.ops.emit import Buffer, Kernel
 
 Array = npt.NDArray[Any]
@@ -105,6 +106,10 @@ class Op:
     def lower_cpu(self, k: Kernel, *buffers: Buffer) -> None:
         """Emit the CPU kernel: operands, then outputs, as flat buffers."""
         raise NotImplementedError
+
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        """The launches of the CUDA kernel, given the types of operands and outputs."""
+        raise NotImplementedError(f"{self.name} has no CUDA kernel")
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:

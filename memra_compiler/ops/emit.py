@@ -8,17 +8,27 @@ compiler flag and no math library can change a row.
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import ir, tirx
-from tvm.script.ir_builder import IRBuilder
-from tvm.tirx.script import builder as T  # noqa: N812
+from memra_compiler.ir.types import BLOCKS, TensorType
 
-from memra_compiler.ir.types import BLOCK_FORMATS, TensorType
+
+class _Lazy:
+    """A module that is imported on first use: reading an op must not start TVM (a second)."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(importlib.import_module(self._name), attribute)
+
+
+ir, tirx, T = (_Lazy(f"tvm.{name}") for name in ("ir", "tirx", "tirx.script.builder"))
 
 #: Vector lanes of float32 work. Part of every numeric class: it fixes the order of sums.
 LANES = 16
@@ -149,6 +159,10 @@ class Kernel:
         """`a * b + c`, rounded once."""
         return tirx.call_llvm_pure_intrin(_vector("float32", lanes), "llvm.fma", a, b, c)
 
+    def rint(self, value: Expr) -> Expr:
+        """The nearest integers of a float32 vector, half to even."""
+        return tirx.call_llvm_pure_intrin(_vector("float32", LANES), "llvm.rint", value)
+
     def equal(self, a: Expr, b: Expr) -> Expr:
         """Lane by lane a == b, as a node (Python's == on vectors asks for a truth value)."""
         return tirx.EQ(a, b)
@@ -248,17 +262,19 @@ def _vector(dtype: str, lanes: int) -> str:
 
 def _element(type: TensorType) -> str:
     """TVM's element type of a flat operand."""
-    return "uint8" if type.dtype in BLOCK_FORMATS else _TVM_DTYPES[type.dtype]
+    return "uint8" if type.dtype in BLOCKS else _TVM_DTYPES[type.dtype]
 
 
 def build_kernel(
     symbol: str, types: Sequence[TensorType], scratch_floats: int, emit: Any
-) -> tirx.PrimFunc:
+) -> Any:
     """Write the kernel `symbol`; `emit(kernel, *buffers)` fills in its body.
 
     `types` are those of the operands and outputs. If `scratch_floats` is not 0, one more float32
     buffer of that size follows.
     """
+    from tvm.script.ir_builder import IRBuilder
+
     with IRBuilder() as builder:
         with T.prim_func(is_private=True):
             T.func_name(symbol)
@@ -269,7 +285,7 @@ def build_kernel(
             pointers = [T.arg(f"p{i}", T.handle(_element(t))) for i, t in enumerate(everything)]
             buffers = []
             for pointer, type in zip(pointers, everything, strict=True):
-                size = type.nbytes if type.dtype in BLOCK_FORMATS else type.elements
+                size = type.nbytes if type.dtype in BLOCKS else type.elements
                 data = T.decl_buffer((size,), _element(type), data=pointer)
                 buffers.append(Buffer(type, data))
             emit(Kernel(rows), *buffers)

@@ -82,7 +82,8 @@ class RopeAngles(Op):
             return np.array([0, 7, 100_000], np.int32)
 
         def factors(rng: np.random.Generator) -> Array:
-            return np.r_[np.ones(16), np.full(16, 1e30)].astype(np.float32)
+            made: Array = np.concatenate([np.ones(16), np.full(16, 1e30)]).astype(np.float32)
+            return made
 
         values = (("positions", positions), ("factors", factors))
         t, f = TensorType((3,), "i32"), TensorType((32,))

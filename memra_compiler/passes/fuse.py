@@ -6,20 +6,27 @@ Rewrites, in order, each on values used once:
     gate_mul(linear(x, $g), linear(x, $u))        ->  gated_linear(x, $g, $u)
     rope(rmsnorm(x, $w), angles)                  ->  norm_rope(x, angles, $w)
     kv_append(norm_rope(k, ..), rmsnorm(v), ..)   ->  norm_rope_append(k, v, ..)
+    norm_rope(q, ..); norm_rope_append(k, v, ..)  ->  norm_rope_qkv(q, k, v, ..)
     add(x, rmsnorm(y, $w)) [then scale]           ->  rmsnorm_add(x, y, $w[, $s])
+    quantise(rmsnorm(x, $w))                      ->  rmsnorm_quantise(x, $w)
+    u = rmsnorm_add(..); rmsnorm_quantise(u, $w)  ->  u, a8 = rmsnorm_add_quantise(.., $w)
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from memra_compiler.ir.graph import Module, Node, Program
+from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.activation import Add, GateMul, Scale
 from memra_compiler.ops.attention import KvAppend, NormRopeAppend
 from memra_compiler.ops.linear import GatedLinear, Linear, LinearGroup
 from memra_compiler.ops.norm import RMSNorm, RMSNormAdd
+from memra_compiler.ops.qkv import NormRopeQKV
+from memra_compiler.ops.quantise import Quantise, RMSNormAddQuantise, RMSNormQuantise
 from memra_compiler.ops.rope import NormRope, Rope
 
 
@@ -29,6 +36,7 @@ class Uses:
 
     makers: Mapping[str, Node]
     counts: Mapping[str, int]
+    values: Mapping[str, TensorType]
 
     def only(self, operand: str, kind: type) -> Node | None:
         """The node that makes `operand`, if it is of this op and its value is read once."""
@@ -37,12 +45,21 @@ class Uses:
             return None
         return node
 
+    def width(self, operand: str) -> int:
+        """Elements of one row of a value."""
+        return math.prod(self.values[operand[1:]].max_shape[1:])
+
+    def norm_size(self, norm: Node) -> int:
+        """Elements that an `rmsnorm` node norms together."""
+        assert isinstance(norm.op, RMSNorm)
+        return norm.op.size or self.width(norm.inputs[0])
+
 
 def uses(program: Program) -> Uses:
     makers = {f"%{name}": node for node in program.nodes for name in node.outputs}
     counts = Counter(operand for node in program.nodes for operand in node.inputs)
     counts.update(f"%{name}" for name in program.results)
-    return Uses(makers, counts)
+    return Uses(makers, counts, program.values)
 
 
 #: A rewrite of one node: the node that replaces it, or None when the pattern is not there.
@@ -55,9 +72,16 @@ def fuse(module: Module) -> Module:
     def rewrite(program: Program) -> Program:
         program = drop_dead(program)
         program = drop_dead(group_linears(program))
-        for step in (gated_linear, norm_rope, norm_rope_append, norm_add, scaled_norm_add):
+        for step in (
+            gated_linear,
+            norm_rope,
+            norm_rope_append,
+            norm_add,
+            scaled_norm_add,
+            norm_quantise,
+        ):
             program = drop_dead(_apply(program, step))
-        return program
+        return join_residuals(join_queries(program))
 
     return module.with_programs(rewrite)
 
@@ -126,6 +150,8 @@ def norm_rope(node: Node, known: Uses) -> Node | None:
     norm = known.only(node.inputs[0], RMSNorm)
     if norm is None or len(norm.inputs) != 2:
         return None
+    if known.norm_size(norm) != known.width(node.inputs[1]):  # cosines and sines: d in all
+        return None
     assert isinstance(norm.op, RMSNorm)
     inputs = (norm.inputs[0], node.inputs[1], norm.inputs[1])
     return replace(node, op=NormRope(norm.op.eps), inputs=inputs)
@@ -141,7 +167,7 @@ def norm_rope_append(node: Node, known: Uses) -> Node | None:
     unit, v_norm = known.only(values, RMSNorm), "none"
     if unit is not None and len(unit.inputs) == 1:
         assert isinstance(unit.op, RMSNorm)
-        if unit.op.eps != keys.op.eps:
+        if unit.op.eps != keys.op.eps or known.norm_size(unit) != known.width(keys.inputs[1]):
             return None
         values, v_norm = unit.inputs[0], "unit"
     k, angles, weight = keys.inputs
@@ -155,6 +181,8 @@ def norm_add(node: Node, known: Uses) -> Node | None:
     norm = known.only(node.inputs[1], RMSNorm)
     if norm is None or len(norm.inputs) != 2:
         return None
+    if known.norm_size(norm) != known.width(node.inputs[1]):
+        return None
     assert isinstance(norm.op, RMSNorm)
     return replace(node, op=RMSNormAdd(norm.op.eps), inputs=(node.inputs[0], *norm.inputs))
 
@@ -166,3 +194,65 @@ def scaled_norm_add(node: Node, known: Uses) -> Node | None:
     if joined is None or len(joined.inputs) != 3:
         return None
     return replace(node, op=joined.op, inputs=(*joined.inputs, node.inputs[1]))
+
+
+def norm_quantise(node: Node, known: Uses) -> Node | None:
+    if not isinstance(node.op, Quantise):
+        return None
+    norm = known.only(node.inputs[0], RMSNorm)
+    if norm is None or len(norm.inputs) != 2:
+        return None
+    assert isinstance(norm.op, RMSNorm)
+    return replace(node, op=RMSNormQuantise(norm.op.eps), inputs=norm.inputs)
+
+
+def join_queries(program: Program) -> Program:
+    """Put the query's norm and rotation into the launch that appends keys and values."""
+    queries = {_layer(n): n for n in program.nodes if isinstance(n.op, NormRope)}
+    joined: dict[int, Node] = {}
+    for node in program.nodes:
+        if not isinstance(node.op, NormRopeAppend):
+            continue
+        query = queries.get(_layer(node))
+        k, v, angles, weight, *rest = node.inputs
+        if query is None or query.inputs[1] != angles:
+            continue
+        inputs = (query.inputs[0], k, v, angles, query.inputs[2], weight, *rest)
+        op = NormRopeQKV(node.op.eps, node.op.v_norm)
+        joined[id(node)] = replace(node, op=op, inputs=inputs, outputs=query.outputs)
+        joined[id(query)] = query
+    nodes = []
+    for node in program.nodes:
+        replaced = joined.get(id(node), node)
+        if replaced is not node or id(node) not in joined:
+            nodes.append(replaced)
+    return replace(program, nodes=tuple(nodes))
+
+
+def join_residuals(program: Program) -> Program:
+    """Let the residual's launch also norm and quantise it for the next matrices."""
+    makers = uses(program).makers
+    takers: dict[int, Node] = {}
+    for node in program.nodes:
+        if isinstance(node.op, RMSNormQuantise):
+            maker = makers.get(node.inputs[0])
+            if maker is not None and isinstance(maker.op, RMSNormAdd):
+                takers.setdefault(id(maker), node)
+    gone = {id(taker) for taker in takers.values()}
+    nodes = []
+    for node in program.nodes:
+        taker = takers.get(id(node))
+        if taker is not None and isinstance(node.op, RMSNormAdd):
+            x, y, post, *scale = node.inputs
+            inputs = (x, y, post, taker.inputs[1], *scale)
+            outputs = (*node.outputs, *taker.outputs)
+            op = RMSNormAddQuantise(node.op.eps)
+            nodes.append(replace(node, op=op, inputs=inputs, outputs=outputs))
+        elif id(node) not in gone:
+            nodes.append(node)
+    return replace(program, nodes=tuple(nodes))
+
+
+def _layer(node: Node) -> str:
+    """`target.layers.3` of `target.layers.3.q_rope`."""
+    return node.label.rpartition(".")[0]

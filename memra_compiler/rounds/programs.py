@@ -42,8 +42,13 @@ def build_module(spec: Spec, checkpoints: Checkpoints) -> Module:
                 return file.tensors[name].format  # type: ignore[union-attr]
         return str(getattr(getattr(spec, section).formats, use))
 
-    def weight_names(section: str, role: str, layer: int | None) -> tuple[str, ...]:
-        return spec.arch(section).weight_names(role, layer)
+    def weight_names(
+        section: str, role: str, layer: int | None, own: tuple[str, ...]
+    ) -> tuple[str, ...]:
+        table = spec.arch(section)
+        if own and layer is not None:
+            return table.layer_names(own, layer)
+        return table.weight_names(role, layer)
 
     module = ModuleBuilder(spec.name, weight_names, weight_format, spec.position)
     _Rounds(spec, module).build()

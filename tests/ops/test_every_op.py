@@ -14,6 +14,7 @@ from memra_compiler.ir.types import BLOCK_FORMATS, TensorType
 from memra_compiler.ops.base import Op, Sample, discover
 from memra_compiler.ops.formats import dequantise, random_bytes
 from memra_compiler.ops.linear import MAX_ROWS
+from memra_compiler.ops.quantise import unpack
 
 CASES = [
     pytest.param(cls, sample, id=f"{name}-{i}")
@@ -22,17 +23,35 @@ CASES = [
 ]
 
 #: Relative error allowed, by the coarsest type that is written.
-TOLERANCE = {"f32": 2e-5, "f16": 1e-3, "bf16": 8e-3, "i32": 0}
+TOLERANCE = {"f32": 2e-5, "f16": 1e-3, "bf16": 8e-3, "i32": 0, "a8": 9e-3}
 STORAGE = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "i32": np.int32}
+#: Fills outputs before a run; a value no op writes.
+POISON = 0xB3
+
+
+def empty_rows(type: TensorType) -> np.ndarray:
+    """Poisoned rows of an output, as stored."""
+    shape = (MAX_ROWS, type.row_bytes) if type.dtype == "a8" else (MAX_ROWS, *type.max_shape[1:])
+    storage = np.dtype(STORAGE.get(type.dtype, np.uint8))
+    size = int(np.prod(shape)) * storage.itemsize
+    return np.full(size, POISON, np.uint8).view(storage).reshape(shape)
 
 
 def as_stored(value: np.ndarray, dtype: str) -> np.ndarray:
+    if dtype == "a8":
+        blocks = value.astype(np.float32).reshape(len(value), -1, 32)
+        scale = np.abs(blocks).max(axis=-1, keepdims=True) / 127
+        data = np.rint(blocks / scale).astype(np.int8).view(np.uint8)
+        return np.concatenate([scale.view(np.uint8), data], axis=-1).reshape(len(value), -1)
     if dtype == "bf16":
         return (value.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
     return value.astype(STORAGE[dtype])
 
 
 def as_float(value: np.ndarray, dtype: str) -> np.ndarray:
+    if dtype == "a8":
+        shape = (len(value), value.shape[1] // 36 * 32)
+        return unpack(value, TensorType(shape, "a8"))
     if dtype == "bf16":
         return (value.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     return value.astype(np.int64 if dtype == "i32" else np.float64)
@@ -76,9 +95,7 @@ class CompiledOp:
         self.function = ctypes.CDLL(str(folder / "kernel.so")).kernel
 
     def __call__(self, rows: int, *arrays: np.ndarray) -> list[np.ndarray]:
-        outputs = [
-            np.full((MAX_ROWS, *t.max_shape[1:]), -77, STORAGE[t.dtype]) for t in self.outputs
-        ]
+        outputs = [empty_rows(t) for t in self.outputs]
         scratch = [np.full(self.scratch, np.nan, np.float32)] if self.scratch else []
         everything = [*arrays, *outputs, *scratch]
         self.function(ctypes.c_int(rows), *(ctypes.c_void_p(a.ctypes.data) for a in everything))
@@ -97,8 +114,8 @@ def test_cpu_kernel_agrees_with_reference(cls: type[Op], sample: Sample, tmp_pat
     assert len(outputs) == len(expected)
     for got, want, type in zip(outputs, expected, kernel.outputs, strict=True):
         assert want.shape == (sample.rows, *type.max_shape[1:])
-        compare(got[: sample.rows], want, type.dtype)
-        assert (got[sample.rows :] == -77).all(), "rows past T were written"
+        compare(as_float(got[: sample.rows], type.dtype), want, type.dtype)
+        assert (got[sample.rows :].view(np.uint8) == POISON).all(), "rows past T were written"
     for i, (got, want, type) in enumerate(zip(stored, exact, sample.types, strict=True)):
         if op.operand(i).sigil == "@":
             compare(as_float(got, type.dtype), want, type.dtype)

@@ -13,7 +13,7 @@ from memra_compiler.layers.attention import AttentionParams
 from memra_compiler.layers.gated_ffn import GatedFfnParams
 from memra_compiler.layers.params import Path, Problem
 from memra_compiler.spec.archs.gemma_family import LayerFacts, Reader, activation, stack_facts
-from memra_compiler.spec.archs.gemma_names import LAYER_NAMES, NAMES, spelled
+from memra_compiler.spec.archs.gemma_names import LAYER_NAMES, NAMES, spell, spelled
 from memra_compiler.spec.archs.table import CheckpointLike, Expected, Fact, Facts, names_for
 
 if TYPE_CHECKING:
@@ -41,6 +41,10 @@ class Gemma4:
     def weight_names(self, role: str, layer: int | None = None) -> tuple[str, ...]:
         """Return the accepted names of a weight, GGUF first. Raises: KeyError."""
         return names_for(self._names, role, layer)
+
+    def layer_names(self, names: tuple[str, ...], layer: int) -> tuple[str, ...]:
+        """Return the accepted names of a weight that a layer kind spells itself."""
+        return tuple(name.replace("{i}", str(layer)) for name in spell(names, layer=True))
 
     def facts(self, checkpoint: CheckpointLike, data: Mapping[str, Any]) -> Facts:
         """Read a target checkpoint. `data` is the raw spec, which names the layer kinds."""

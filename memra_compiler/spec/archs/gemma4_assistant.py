@@ -20,7 +20,7 @@ from memra_compiler.spec.archs.gemma4 import (
     tied_head,
 )
 from memra_compiler.spec.archs.gemma_family import LayerFacts, Reader, activation, stack_facts
-from memra_compiler.spec.archs.gemma_names import LAYER_NAMES, NAMES, spelled
+from memra_compiler.spec.archs.gemma_names import LAYER_NAMES, NAMES, spell, spelled
 from memra_compiler.spec.archs.table import CheckpointLike, Expected, Fact, Facts, names_for
 
 if TYPE_CHECKING:
@@ -54,6 +54,10 @@ class Gemma4Assistant:
     def weight_names(self, role: str, layer: int | None = None) -> tuple[str, ...]:
         """Return the accepted names of a weight, GGUF first. Raises: KeyError."""
         return names_for(self._names, role, layer)
+
+    def layer_names(self, names: tuple[str, ...], layer: int) -> tuple[str, ...]:
+        """Return the accepted names of a weight that a layer kind spells itself."""
+        return tuple(name.replace("{i}", str(layer)) for name in spell(names, layer=True))
 
     def facts(self, checkpoint: CheckpointLike, data: Mapping[str, Any]) -> Facts:
         """Read a drafter checkpoint; it also knows the target's width and vocabulary."""

@@ -98,6 +98,9 @@ class ArchTable(Protocol):
     def weight_names(self, role: str, layer: int | None = None) -> tuple[str, ...]:
         """Return the accepted names of a weight, GGUF spellings first."""
 
+    def layer_names(self, names: tuple[str, ...], layer: int) -> tuple[str, ...]:
+        """Return the spellings of a layer's weight from its bare (GGUF, Hugging Face) names."""
+
     def facts(self, checkpoint: CheckpointLike, data: Mapping[str, Any]) -> Facts:
         """Read what the checkpoint knows about the spec; `data` is the raw, unvalidated spec."""
 
