@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from memra_compiler.codegen.build import SpecFacts, Toolchain, build_artifact
-from memra_compiler.codegen.cache import DEFAULT_CACHE, KernelCache
+from memra_compiler.codegen.build import SpecFacts, build_artifact
+from memra_compiler.codegen.cache import DEFAULT_CACHE
 from memra_compiler.codegen.kernels import Progress
-from memra_compiler.codegen.toolchain import find_linker
+from memra_compiler.codegen.targets import tools_for
 from memra_compiler.ir.graph import Module
 from memra_compiler.passes.pipeline import Watch, run_passes
 from memra_compiler.rounds.programs import build_module
@@ -18,9 +17,6 @@ from memra_compiler.spec import Spec, load_spec, weight_files
 from memra_compiler.spec.archs import Checkpoints
 from memra_runtime.artifact import ExpectEntry, Manifest
 from memra_runtime.checkpoint import open_checkpoint
-from memra_runtime.errors import fail
-
-TARGETS = ("cpu",)
 
 
 @dataclass(frozen=True)
@@ -52,22 +48,25 @@ def load(spec: Path, options: CompileOptions) -> tuple[Spec, Checkpoints]:
     named = weight_files(spec, overrides=options.overrides)
     files = {"target": options.weights, "drafter": options.draft}
     opened = {}
-    with ExitStack() as stack:
-        for section, given in files.items():
-            path = given or named.get(section)
-            # a file that only the spec names may be absent: its `formats` stand in
-            if path is not None and (given is not None or path.exists()):
-                opened[section] = stack.enter_context(open_checkpoint(path))
-        stack.pop_all()  # views of the metadata outlive this function
+    for section, given in files.items():
+        path = given or named.get(section)
+        # a file that only the spec names may be absent: its `formats` stand in
+        if path is not None and (given is not None or path.exists()):
+            opened[section] = open_checkpoint(path)
     checkpoints = Checkpoints(**opened)
     return load_spec(spec, overrides=options.overrides, checkpoints=checkpoints), checkpoints
 
 
 def lower(
-    spec: Spec, checkpoints: Checkpoints, *, until: str = "", watch: Watch | None = None
+    spec: Spec,
+    checkpoints: Checkpoints,
+    *,
+    target: str = "cpu",
+    until: str = "",
+    watch: Watch | None = None,
 ) -> Module:
-    """Build the module of a spec and run the passes."""
-    return run_passes(build_module(spec, checkpoints), until=until, watch=watch)
+    """Build the module of a spec for a target and run the passes."""
+    return run_passes(build_module(spec, checkpoints, target), until=until, watch=watch)
 
 
 def spec_facts(spec: Spec) -> SpecFacts:
@@ -92,17 +91,9 @@ def compile_spec(
 
     Raises: MemraError.
     """
-    linker = find_linker()  # first: everything else would be in vain
-    if options.target not in TARGETS:
-        fail(
-            "target",
-            f"`{options.target}` is not a target of this memra",
-            "--target",
-            hints=(f"targets: {', '.join(TARGETS)}",),
-        )
+    tools = tools_for(options.target, options.cache)  # first: it may lack a linker
     spec, checkpoints = load(path, options)
-    module = lower(spec, checkpoints)
-    folder = output or Path(f"{spec.name}.{options.target}.memra")
-    tools = Toolchain(linker, KernelCache(options.cache))
+    module = lower(spec, checkpoints, target=options.target)
+    folder = output or Path(f"{spec.name}.{options.target.replace(':', '-')}.memra")
     manifest, fresh = build_artifact(module, spec_facts(spec), folder, tools, progress)
     return Compiled(manifest, folder, fresh)

@@ -6,18 +6,19 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from memra_compiler.codegen.cache import KernelCache, content_key
 from memra_compiler.codegen.cpu import compile_entries, link
 from memra_compiler.codegen.kernels import Progress, compile_kernels
 from memra_compiler.codegen.toolchain import Linker, host_cpu, host_features, processor_name
-from memra_compiler.ir.graph import Module
+from memra_compiler.ir.graph import Module, Program
 from memra_compiler.ir.text import print_module
 from memra_runtime.artifact import (
+    LIBRARY,
     ExpectEntry,
     Manifest,
     PlaneEntry,
@@ -27,9 +28,8 @@ from memra_runtime.artifact import (
     file_digest,
     load_manifest,
 )
-from memra_runtime.errors import MemraError, fail
+from memra_runtime.errors import MemraError, Position, fail
 
-LIBRARY = "programs.so"
 IR_TEXT = "module.mir"
 
 
@@ -42,26 +42,75 @@ class SpecFacts:
     expect: tuple[ExpectEntry, ...]
 
 
+class Tools(Protocol):
+    """A target's code generator, as the artifact's writer sees it."""
+
+    @property
+    def target(self) -> str: ...
+
+    def identity(self) -> str:
+        """Everything outside the module that decides the code, for the artifact's key."""
+
+    def write(self, module: Module, key: str, folder: Path, progress: Progress) -> Parts:
+        """Generate the code of a module into `folder`."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a target adds to a manifest: its files, and fields by name."""
+
+    files: tuple[str, ...]
+    fields: Mapping[str, Any]
+
+
 @dataclass(frozen=True)
 class Toolchain:
-    """What the artifact is built with."""
+    """The CPU target: TVM and LLVM, one shared library."""
 
     linker: Linker
     cache: KernelCache
+    target: str = "cpu"
+
+    def identity(self) -> str:
+        return f"{known_cpu(self.cache)} {host_features()!r}"
+
+    def write(self, module: Module, key: str, folder: Path, progress: Progress) -> Parts:
+        cpu = known_cpu(self.cache)
+        kernels = compile_kernels(module, cpu, self.cache, progress)
+        code, source = self.cache.get(key, ".o"), self.cache.get(key, ".tir")
+        if code is None or source is None:
+            symbols = {k.name: k.name for k in kernels}
+            code, text = compile_entries(module, symbols, list(module.weights), cpu)
+            source = text.encode()
+            self.cache.put(key, ".tir", source)
+            self.cache.put(key, ".o", code)
+        objects = [k.object for k in kernels]
+        link(self.linker, [*objects, self.cache.path(key, ".o")], folder / LIBRARY)
+        sources = folder / "sources"
+        sources.mkdir()
+        for kernel in kernels:
+            (sources / f"{kernel.name}.tir").write_text(kernel.source, encoding="utf-8")
+        (sources / "programs.tir").write_bytes(source)
+        fields = {
+            "cpu": cpu,
+            "cpu_features": host_features(),
+            "kernels": tuple(k.name for k in kernels),
+        }
+        return Parts((LIBRARY,), fields)
 
 
 def build_artifact(
-    module: Module, facts: SpecFacts, folder: Path, tools: Toolchain, progress: Progress
+    module: Module, facts: SpecFacts, folder: Path, tools: Tools, progress: Progress
 ) -> tuple[Manifest, bool]:
-    """Write the CPU artifact of `module` to `folder`; returns it and whether work was needed.
+    """Write the artifact of `module` to `folder`; returns it and whether work was needed.
 
     The folder appears whole or not at all: it is written aside and moved into place.
 
     Raises: MemraError when the folder cannot be written or is something else.
     """
-    cpu = known_cpu(tools.cache)
-    text = print_module(module)
-    key = content_key(text, facts.digest, cpu, repr(host_features()))
+    text = print_module(without_folders(module))
+    product = f"{version('memra')} {facts.expect!r}"
+    key = content_key(text, facts.digest, product, tools.target, tools.identity())
     known = _up_to_date(folder, key)
     if known is not None:
         return known, False
@@ -72,12 +121,29 @@ def build_artifact(
     except OSError as error:
         fail("output", f"cannot write the artifact: {error}", str(folder))
     try:
-        manifest = _write(module, text, key, facts, aside, tools, progress, cpu)
+        parts = tools.write(module, key, aside, progress)
+        (aside / IR_TEXT).write_text(text, encoding="utf-8")
+        manifest = _manifest(module, facts, key, aside, tools.target, parts)
+        (aside / "manifest.json").write_text(manifest.to_json(), encoding="utf-8")
         _replace(aside, folder)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
     return manifest, True
+
+
+def without_folders(module: Module) -> Module:
+    """The module with file names only in its positions: an artifact is the same wherever it is."""
+
+    def bare(position: Position | None) -> Position | None:
+        return position and replace(position, file=Path(position.file).name)
+
+    def rewrite(program: Program) -> Program:
+        nodes = tuple(replace(node, position=bare(node.position)) for node in program.nodes)
+        return replace(program, nodes=nodes)
+
+    weights = {n: replace(w, position=bare(w.position)) for n, w in module.weights.items()}
+    return replace(module, weights=weights).with_programs(rewrite)
 
 
 def known_cpu(cache: KernelCache) -> str:
@@ -91,40 +157,9 @@ def known_cpu(cache: KernelCache) -> str:
     return cpu
 
 
-def _write(
-    module: Module,
-    text: str,
-    key: str,
-    facts: SpecFacts,
-    folder: Path,
-    tools: Toolchain,
-    progress: Progress,
-    cpu: str,
+def _manifest(
+    module: Module, facts: SpecFacts, key: str, folder: Path, target: str, parts: Parts
 ) -> Manifest:
-    kernels = compile_kernels(module, cpu, tools.cache, progress)
-    entries = tools.cache.get(key, ".o"), tools.cache.get(key, ".tir")
-    if entries[0] is None or entries[1] is None:
-        code, source = compile_entries(
-            module, {k.name: k.name for k in kernels}, list(module.weights), cpu
-        )
-        tools.cache.put(key, ".tir", source.encode())
-        tools.cache.put(key, ".o", code)
-    else:
-        source = entries[1].decode()
-    objects = [k.object for k in kernels]
-    link(tools.linker, [*objects, tools.cache.path(key, ".o")], folder / LIBRARY)
-    sources = folder / "sources"
-    sources.mkdir()
-    for kernel in kernels:
-        (sources / f"{kernel.name}.tir").write_text(kernel.source, encoding="utf-8")
-    (sources / "programs.tir").write_text(source, encoding="utf-8")
-    (folder / IR_TEXT).write_text(text, encoding="utf-8")
-    manifest = _manifest(module, facts, key, folder, cpu)
-    (folder / "manifest.json").write_text(manifest.to_json(), encoding="utf-8")
-    return manifest
-
-
-def _manifest(module: Module, facts: SpecFacts, key: str, folder: Path, cpu: str) -> Manifest:
     weights = tuple(
         WeightEntry(name, w.source, w.names, w.type.max_shape, w.type.dtype, w.type.nbytes, w.made)
         for name, w in module.weights.items()
@@ -141,32 +176,36 @@ def _manifest(module: Module, facts: SpecFacts, key: str, folder: Path, cpu: str
     sequences = {
         s.name: tuple((c.program, c.repeat) for c in s.calls) for s in module.sequences.values()
     }
-    return Manifest(
-        name=module.name,
-        target="cpu",
-        cpu=cpu,
-        cpu_features=host_features(),
-        spec=facts.resolved,
-        spec_digest=facts.digest,
-        build_key=key,
-        versions={"memra": version("memra"), "tvm": version("apache-tvm")},
-        arena_bytes=module.arena[""],
-        weight_bytes=sum(w.bytes for w in weights),
-        files={name: file_digest(folder / name) for name in (LIBRARY, IR_TEXT)},
-        weights=weights,
-        planes=tuple(planes),
-        values=tuple(values),
-        expect=facts.expect,
-        programs=tuple(_cost(module, name) for name in module.programs),
-        sequences=sequences,
-        kernels=tuple(dict.fromkeys(node.kernel for _, node in module.nodes())),
-    )
+    common: dict[str, Any] = {
+        "name": module.name,
+        "target": target,
+        "cpu": "",
+        "cpu_features": (),
+        "spec": facts.resolved,
+        "spec_digest": facts.digest,
+        "build_key": key,
+        "versions": {"memra": version("memra"), "tvm": version("apache-tvm")},
+        "arena_bytes": module.arena[""],
+        "weight_bytes": sum(w.bytes for w in weights),
+        "files": {name: file_digest(folder / name) for name in (*parts.files, IR_TEXT)},
+        "weights": weights,
+        "planes": tuple(planes),
+        "values": tuple(values),
+        "expect": facts.expect,
+        "programs": tuple(_cost(module, name) for name in module.programs),
+        "sequences": sequences,
+        "kernels": (),
+    }
+    return Manifest(**(common | dict(parts.fields)))
 
 
 def _cost(module: Module, name: str) -> ProgramEntry:
     program = module.programs[name]
     rows = program.rows.bound
-    costs = [n.op.cost(rows, *module.operand_types(program, n)) for n in program.nodes]
+    costs = [
+        node.op.cost(rows, *(t.in_rows for t in module.operand_types(program, node)))
+        for node in program.nodes
+    ]
     return ProgramEntry(
         name, len(program.nodes), rows, sum(c.bytes for c in costs), sum(c.flops for c in costs),
         program.fault,
@@ -184,9 +223,12 @@ def _up_to_date(folder: Path, key: str) -> Manifest | None:
 
 
 def _check_folder(folder: Path) -> None:
-    if folder.exists() and not (folder / "manifest.json").is_file() and (
-        not folder.is_dir() or any(folder.iterdir())
-    ):  # fmt: skip
+    """Refuse to replace what is not an artifact, whole or broken."""
+    if folder.is_dir() and (not any(folder.iterdir()) or (folder / IR_TEXT).is_file()):
+        return
+    manifest = folder / "manifest.json"
+    text = manifest.read_bytes() if manifest.is_file() else b""
+    if folder.exists() and b'"build_key"' not in text:
         fail(
             "output",
             f"`{folder}` exists and is not an artifact; it is left alone",

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import memra_compiler
+from memra_runtime import artifact
 
 #: Where kernels are kept unless `--cache` says otherwise.
 DEFAULT_CACHE = Path.home() / ".cache" / "memra"
@@ -19,13 +20,16 @@ _SOURCES = ("ops", "codegen", "ir")
 
 @cache
 def compiler_digest() -> str:
-    """Digest of the code generator itself: a changed lowering is a changed kernel."""
+    """Digest of the code generator itself: a changed lowering is a changed kernel.
+
+    The artifact module belongs to it: kernels have the slots of the device block compiled in.
+    """
     root = Path(memra_compiler.__file__).parent
+    paths = [p for package in _SOURCES for p in sorted((root / package).glob("*.py"))]
     digest = hashlib.sha256()
-    for package in _SOURCES:
-        for path in sorted((root / package).glob("*.py")):
-            digest.update(path.name.encode())
-            digest.update(path.read_bytes())
+    for path in (*paths, Path(artifact.__file__)):
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes())
     return digest.hexdigest()
 
 

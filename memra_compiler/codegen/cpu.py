@@ -17,6 +17,7 @@ from memra_compiler.ir.graph import Module, Program
 from memra_compiler.ir.types import Sym, TensorType
 from memra_compiler.ops.base import Op
 from memra_runtime.artifact import BATCH_ROWS, slot
+from memra_runtime.errors import fail
 
 #: Field of a DLTensor that holds its data pointer, in TVM's struct access intrinsics.
 _DLTENSOR_DATA = 1
@@ -46,6 +47,7 @@ def kernel_tir(spec: KernelSpec) -> Any:
 
 
 def tvm_target(cpu: str) -> Any:
+    """TVM's target for a processor, by LLVM's name of it."""
     import tvm
 
     return tvm.target.Target({"kind": "llvm", "mcpu": cpu})
@@ -69,7 +71,6 @@ def compile_kernel(spec: KernelSpec, cpu: str) -> tuple[bytes, str]:
         transform.FlattenBuffer(),
         transform.VectorizeLoop(True),
         transform.UnrollLoop(),
-        transform.CommonSubexprElim(),
         transform.LowerIntrin(),
     ]
     module = tvm.ir.transform.Sequential(passes)(module)
@@ -196,4 +197,10 @@ def link(linker: Linker, objects: Sequence[Path], output: Path) -> None:
     command = [*linker.command, "-shared", "-o", str(output), *map(str, objects), *linker.libraries]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
+        fail(
+            "linker",
+            f"`{linker.command[0]}` failed with exit code {done.returncode}",
+            linker.command[0],
+            notes=tuple(done.stderr.strip().splitlines()[:6]),
+            hints=("check the installation: it must be able to link a shared library",),
+        )

@@ -17,7 +17,6 @@ from memra_compiler.ops.activation import Concat, SoftCap
 from memra_compiler.ops.argmax import ArgMax
 from memra_compiler.ops.chain import DraftToken
 from memra_compiler.ops.embed import Embed
-from memra_compiler.ops.linear import Linear
 from memra_compiler.ops.norm import RMSNorm
 from memra_compiler.ops.state import Positions, ReadRow, ReadTokens, WriteRows
 
@@ -96,7 +95,7 @@ class ChainedParams(DrafterParams):
         }
         x = b.one(Concat(), *(parts[p] for p in self.input.concat), label="drafter.input", path=at)
         weight = module.weight("drafter", "pre_projection", (self.width, 2 * width), "matrix")
-        x = b.one(Linear(), x, weight, label="drafter.pre_projection", path=at)
+        x = b.linear(x, weight, label="drafter.pre_projection", path=at)
         for index, kind in self.layer_sequence():
             layer = place.layer(b, "drafter", index, kind, position, ends)
             x = self.layer_kinds[kind].build(layer, x)
@@ -105,12 +104,12 @@ class ChainedParams(DrafterParams):
         at = ("drafter", "head")
         role = "embed" if self.head.tied else "head"
         head = module.weight("drafter", role, (place.vocab, self.width), "embed", path=at)
-        logits = b.one(Linear(), x, head, label="drafter.head", path=at)
+        logits = b.linear(x, head, label="drafter.head", path=at)
         if self.head.softcap is not None:
             logits = b.one(SoftCap(self.head.softcap), logits, label="drafter.softcap", path=at)
         choice = b.one(ArgMax(), logits, label="drafter.choice", path=at)
         b.emit(DraftToken(), choice, state, place.forced, batch, label="drafter.draft")
         via = ("drafter", "carry", "via")
         weight = module.weight("drafter", self.carry.via, (width, self.width), "matrix", path=via)
-        carry = b.one(Linear(), x, weight, label="drafter.post_projection", path=via)
+        carry = b.linear(x, weight, label="drafter.post_projection", path=via)
         b.emit(WriteRows(), carry, place.carry, label="drafter.carry_out", path=via)

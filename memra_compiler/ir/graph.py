@@ -118,6 +118,8 @@ class Module:
     sequences: Mapping[str, Sequence]
     #: Byte offset in the arena of `@plane` and `program/%value`, and the total under "".
     arena: Mapping[str, int] = field(default_factory=dict)
+    #: What the code is for: `cpu`, or `cuda:sm_90a`.
+    target: str = "cpu"
 
     def type_of(self, program: Program, operand: str) -> TensorType:
         """Type of an operand as seen from `program`; raises `IRError` for an unknown name."""

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 def print_module(module: Module) -> str:
     """The whole module as text; `parse_module` of it gives an equal module."""
-    lines = [f"module {module.name}", ""]
+    target = "" if module.target == "cpu" else f" target {module.target}"
+    lines = [f"module {module.name}{target}", ""]
     for weight in module.weights.values():
         names = " ".join(json.dumps(n) for n in weight.names)
         made = f" made {weight.made!r}" if weight.made else ""
@@ -124,13 +125,14 @@ def parse_module(text: str, ops: Mapping[str, type[Op]]) -> Module:
         parser.programs,
         parser.sequences,
         parser.arena,
+        parser.target,
     )
 
 
 class _Parser:
     def __init__(self, ops: Mapping[str, type[Op]]) -> None:
         self.ops = ops
-        self.name = ""
+        self.name, self.target = "", "cpu"
         self.weights: dict[str, Weight] = {}
         self.planes: dict[str, Plane] = {}
         self.programs: dict[str, Program] = {}
@@ -149,7 +151,8 @@ class _Parser:
         reader(line)
 
     def _module(self, line: str) -> None:
-        self.name = line.split(" ", 1)[1]
+        _, self.name, *target = line.split(" ")
+        self.target = target[1] if target else "cpu"
 
     def _weight(self, line: str) -> None:
         m = _match(_WEIGHT, line)

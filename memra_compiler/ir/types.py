@@ -5,7 +5,7 @@ Shapes are row-major, outermost first. A weight matrix is `[out, in]`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memra_compiler.ir.errors import IRError
 
@@ -24,6 +24,11 @@ BLOCK_FORMATS = {
 #: Activation rows as int8 with a float32 scale per 32: scale, then the 32 values.
 ACTIVATION_BLOCKS = {"a8": (32, 36)}
 BLOCKS = BLOCK_FORMATS | ACTIVATION_BLOCKS
+
+#: Layout `tile8` of `a8`: tiles of eight rows, in pieces of (inputs, bytes), as a tensor core's
+#: fragments lie. Layout `planesN` of f32: N planes of whole tiles of rows whose sum is the value.
+TILE_ROWS = 8
+TILE_PIECE = (64, 640)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,11 @@ class TensorType:
         return f"{self.dtype}[{dims}]{layout}"
 
     @property
+    def in_rows(self) -> TensorType:
+        """The type without its layout: what a value is, not where a target puts it."""
+        return self if self.layout == "row" else replace(self, layout="row")
+
+    @property
     def max_shape(self) -> tuple[int, ...]:
         """The shape with each symbol at its bound."""
         return tuple(d.bound if isinstance(d, Sym) else d for d in self.shape)
@@ -78,8 +88,18 @@ class TensorType:
         return last * DTYPE_BYTES[self.dtype]
 
     @property
+    def planes(self) -> int:
+        """Partial planes of the layout `planesN`, whose sum is the value; 1 for any other."""
+        return int(self.layout[len("planes") :]) if self.layout.startswith("planes") else 1
+
+    @property
     def nbytes(self) -> int:
-        """Bytes with each symbol at its bound."""
+        """Bytes with each symbol at its bound, in the type's layout."""
+        tiles = -(-self.max_shape[0] // TILE_ROWS) if self.shape else 1
+        if self.layout == "tile8":
+            return tiles * (self.max_shape[-1] // TILE_PIECE[0]) * TILE_PIECE[1]
+        if self.layout.startswith("planes"):
+            return self.planes * tiles * TILE_ROWS * self.row_bytes
         rows = 1
         for dim in self.max_shape[:-1]:
             rows *= dim

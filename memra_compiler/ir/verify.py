@@ -76,12 +76,12 @@ def _operands(module: Module, program: Program, node: Node, defined: set[str]) -
     if broken:
         return
     try:
-        inferred = op.infer(*module.operand_types(program, node))
+        inferred = op.infer(*(t.in_rows for t in module.operand_types(program, node)))
     except OpError as error:
         yield str(error)
         return
-    stated = tuple(program.values.get(name) for name in node.outputs)
-    if inferred != stated:
+    stated = tuple(program.values[name] for name in node.outputs if name in program.values)
+    if inferred != tuple(t.in_rows for t in stated):
         yield f"outputs are {', '.join(map(str, inferred))}, stated {', '.join(map(str, stated))}"
 
 

@@ -9,7 +9,6 @@ from memra_compiler.layers.base import MixerParams
 from memra_compiler.layers.build import LayerBuild
 from memra_compiler.layers.params import Params, Path, Problem, param
 from memra_compiler.ops.attention import Attention, KvAppend
-from memra_compiler.ops.linear import Linear
 from memra_compiler.ops.norm import RMSNorm
 from memra_compiler.ops.rope import Rope
 
@@ -98,11 +97,11 @@ class AttentionParams(MixerParams):
 
     def build(self, b: LayerBuild, x: str) -> str:
         at, d = ("mixer", self.kind), self.head_dim
-        q = b.run(Linear(), x, b.weight("q", self.heads * d, b.width), part="q", at=at)
-        k = b.run(Linear(), x, b.weight("k", self.kv_heads * d, b.width), part="k", at=at)
+        q = b.linear(x, b.weight("q", self.heads * d, b.width), part="q", at=at)
+        k = b.linear(x, b.weight("k", self.kv_heads * d, b.width), part="k", at=at)
         v = k
         if self.value_from == "own":
-            v = b.run(Linear(), x, b.weight("v", self.kv_heads * d, b.width), part="v", at=at)
+            v = b.linear(x, b.weight("v", self.kv_heads * d, b.width), part="v", at=at)
         if self.qk_norm == "rms":
             norm = RMSNorm(b.eps, d)
             q = b.run(norm, q, b.weight("q_norm", d, use="norm"), part="q_norm", at=at)
@@ -133,7 +132,7 @@ class AttentionParams(MixerParams):
         """Emit what follows the heads `y [T, heads * head_dim]`; `x` is the layer's input."""
         at = ("mixer", self.kind)
         weight = b.weight("o", b.width, self.heads * self.head_dim)
-        return b.run(Linear(), y, weight, part="o", at=at)
+        return b.linear(y, weight, part="o", at=at)
 
 
 def rope_problems(rope: RopeParams, head_dim: int) -> Iterator[Problem]:

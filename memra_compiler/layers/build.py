@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 
 from memra_compiler.ir.errors import IRError
 from memra_compiler.ir.graph import Module, Node, Plane, Program, Weight
-from memra_compiler.ir.types import Sym, TensorType
+from memra_compiler.ir.types import BLOCK_FORMATS, Sym, TensorType
 from memra_compiler.ops.base import Op
+from memra_compiler.ops.linear import Linear
+from memra_compiler.ops.quantise import Quantise
 from memra_compiler.ops.rope import RopeAngles
 from memra_runtime.errors import Position
 
@@ -28,6 +30,8 @@ class ModuleBuilder:
     weight_names: WeightNames
     weight_format: WeightFormat
     position: Positions
+    #: Format of the rows that meet quantised weights: `f32` or `int8`.
+    activations: str = "f32"
     weights: dict[str, Weight] = field(default_factory=dict)
     planes: dict[str, Plane] = field(default_factory=dict)
     programs: dict[str, Program] = field(default_factory=dict)
@@ -134,6 +138,15 @@ class ProgramBuilder:
         (output,) = self.emit(op, *operands, label=label, path=path, types=types)
         return output
 
+    def linear(self, x: str, weight: str, *, label: str, path: tuple[str | int, ...] = ()) -> str:
+        """`weight x`, with x in the activation format that the weight's storage asks for."""
+        if self.module.activations == "int8" and self.type_of(weight).dtype in BLOCK_FORMATS:
+            key = ("quantised", x)
+            if key not in self.shared:
+                self.shared[key] = self.one(Quantise(), x, label=f"{label}.in", path=path)
+            x = self.shared[key]
+        return self.one(Linear(), x, weight, label=label, path=path)
+
     def keep(self, value: str) -> None:
         """Let a value outlive the program, for checks."""
         self.results.append(value[1:])
@@ -185,9 +198,13 @@ class LayerBuild:
         return self.program.one(op, *operands, label=self.label(part), path=(*self.path, *at))
 
     def span(self, visible: int | None) -> int:
-        """Positions an attention looks back, 0 for all: a window the context never fills is none."""
+        """Positions an attention looks back, 0 for all: also where no context fills the window."""
         context, _ = self.cache_rows(None)
         return 0 if visible is None or visible >= context else visible
+
+    def linear(self, x: str, weight: str, *, part: str, at: tuple[str, ...] = ()) -> str:
+        """Append a matrix product of this layer."""
+        return self.program.linear(x, weight, label=self.label(part), path=(*self.path, *at))
 
     def angles(self, head_dim: int, base: float, rotated: int, factors: bool) -> str:
         """Rotary angles of this step, made once for all layers that turn alike.

@@ -9,7 +9,6 @@ from memra_compiler.layers.base import FfnParams
 from memra_compiler.layers.build import LayerBuild
 from memra_compiler.layers.params import Path, param
 from memra_compiler.ops.activation import GateMul
-from memra_compiler.ops.linear import Linear
 
 
 class GatedFfnParams(FfnParams):
@@ -28,7 +27,7 @@ class GatedFfnParams(FfnParams):
 
     def build(self, b: LayerBuild, x: str) -> str:
         at = ("ffn", self.kind)
-        gate = b.run(Linear(), x, b.weight("gate", self.width, b.width), part="gate", at=at)
-        up = b.run(Linear(), x, b.weight("up", self.width, b.width), part="up", at=at)
+        gate = b.linear(x, b.weight("gate", self.width, b.width), part="gate", at=at)
+        up = b.linear(x, b.weight("up", self.width, b.width), part="up", at=at)
         both = b.run(GateMul(self.act), gate, up, part="act", at=at)
-        return b.run(Linear(), both, b.weight("down", b.width, self.width), part="down", at=at)
+        return b.linear(both, b.weight("down", b.width, self.width), part="down", at=at)

@@ -10,7 +10,6 @@ from memra_compiler.layers.base import MixerParams
 from memra_compiler.layers.build import LayerBuild
 from memra_compiler.layers.params import Path, Problem, param
 from memra_compiler.ops.attention import Attention
-from memra_compiler.ops.linear import Linear
 from memra_compiler.ops.norm import RMSNorm
 from memra_compiler.ops.rope import Rope
 
@@ -86,7 +85,7 @@ class QueryAttentionParams(MixerParams):
 
     def build(self, b: LayerBuild, x: str) -> str:
         at, d = ("mixer", self.kind), self.head_dim
-        q = b.run(Linear(), x, b.weight("q", self.heads * d, b.width), part="q", at=at)
+        q = b.linear(x, b.weight("q", self.heads * d, b.width), part="q", at=at)
         if self.q_norm == "rms":
             weight = b.weight("q_norm", d, use="norm")
             q = b.run(RMSNorm(b.eps, d), q, weight, part="q_norm", at=at)
@@ -101,4 +100,4 @@ class QueryAttentionParams(MixerParams):
             path=(*b.path, *at, "kv_target"),
             types=(b.program.type_of(q),),
         )
-        return b.run(Linear(), y, b.weight("o", b.width, self.heads * d), part="o", at=at)
+        return b.linear(y, b.weight("o", b.width, self.heads * d), part="o", at=at)

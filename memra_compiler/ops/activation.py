@@ -10,6 +10,7 @@ import numpy as np
 
 from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.base import Array, Op, Operand, Sample, expect, op, width
+from memra_compiler.ops.cuda import CudaArch, Launch
 from memra_compiler.ops.emit import LANES, Buffer, Expr, Kernel
 
 ACTIVATIONS = ("gelu_tanh", "silu")
@@ -47,6 +48,7 @@ class GateMul(Op):
     act: str = "gelu_tanh"
 
     operands = (Operand("gate"), Operand("up"))
+    adds_planes = ("gate", "up")
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         gate, up = types
@@ -68,6 +70,11 @@ class GateMul(Op):
             value = activate(k, self.act, k.let(k.load(gate, i * LANES, LANES)))
             k.store(y, i * LANES, value * k.load(up, i * LANES, LANES), LANES)
 
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        from memra_compiler.ops.cuda_kernels import gate_mul_launches
+
+        return gate_mul_launches(self, arch, *types, splits=types[0].planes)
+
     @classmethod
     def samples(cls) -> Sequence[Sample]:
         x, one = TensorType((3, 64)), TensorType((1, 16))
@@ -84,6 +91,7 @@ class Add(Op):
     """
 
     operands = (Operand("x"), Operand("y"))
+    adds_planes = ("y",)
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         x, y = types
@@ -103,6 +111,11 @@ class Add(Op):
             total = k.load(x, i * LANES, LANES) + k.load(y, i * LANES, LANES)
             k.store(out, i * LANES, total, LANES)
 
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        from memra_compiler.ops.cuda_kernels import add_launches
+
+        return add_launches(self, arch, *types, splits=types[1].planes)
+
     @classmethod
     def samples(cls) -> Sequence[Sample]:
         return [Sample((TensorType((3, 48)), TensorType((3, 48))))]
@@ -117,6 +130,7 @@ class Scale(Op):
     """
 
     operands = (Operand("x"), Operand("s", "$"))
+    adds_planes = ("x",)
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         x, s = types
@@ -136,6 +150,11 @@ class Scale(Op):
             value = k.load(x, i * LANES, LANES) * k.splat(k.floats(s, 0, 1))
             k.store(out, i * LANES, value, LANES)
 
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        from memra_compiler.ops.cuda_kernels import scale_launches
+
+        return scale_launches(self, arch, *types, splits=types[0].planes)
+
     @classmethod
     def samples(cls) -> Sequence[Sample]:
         return [Sample((TensorType((3, 48)), TensorType((1,))))]
@@ -153,6 +172,7 @@ class SoftCap(Op):
     cap: float = 30.0
 
     operands = (Operand("x"),)
+    adds_planes = ("x",)
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         expect(self.cap > 0, self, f"cap must be positive, got {self.cap}")
@@ -170,6 +190,11 @@ class SoftCap(Op):
         with k.loop(k.rows * (width(self, x.type) // LANES)) as i:
             squeezed = k.tanh(k.let(k.load(x, i * LANES, LANES) / k.splat(self.cap)))
             k.store(out, i * LANES, squeezed * k.splat(self.cap), LANES)
+
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        from memra_compiler.ops.cuda_kernels import softcap_launches
+
+        return softcap_launches(self, arch, *types, splits=types[0].planes)
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:
@@ -208,6 +233,11 @@ class Concat(Op):
                 with k.loop(size // LANES) as i:
                     value = k.load(part, t * size + i * LANES, LANES)
                     k.store(out, t * (a + b) + start + i * LANES, value, LANES)
+
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        from memra_compiler.ops.cuda_kernels import concat_launches
+
+        return concat_launches(self, arch, *types)
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.base import Array, Op, Operand, Sample, expect, fixed, op
+from memra_compiler.ops.cuda import CudaArch, Launch
 from memra_compiler.ops.emit import LANES, Buffer, Kernel
 
 
@@ -25,6 +26,7 @@ class ArgMax(Op):
     suppress: tuple[int, ...] = ()
 
     operands = (Operand("logits"),)
+    adds_planes = ("logits",)
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         (logits,) = types
@@ -81,6 +83,16 @@ class ArgMax(Op):
             with k.loop(LANES) as i, k.when(k.equal(k.load(sound, i), k.int32(0))):
                 k.store(found, 0, k.int32(-1))
             k.store(out, t, k.load(found, 0))
+
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        from memra_compiler.ops.cuda_state import argmax_launches
+
+        return argmax_launches(self, arch, *types, splits=types[0].planes)
+
+    def scratch_bytes_cuda(self, arch: CudaArch, *types: TensorType) -> int:
+        from memra_compiler.ops.cuda_state import argmax_scratch_floats
+
+        return 4 * argmax_scratch_floats(self, types[0])
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:

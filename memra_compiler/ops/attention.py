@@ -13,9 +13,19 @@ import numpy as np
 
 from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.base import Array, Cost, Op, Operand, Sample, expect, op, width
-from memra_compiler.ops.emit import LANES, Buffer, Expr, Kernel
+from memra_compiler.ops.cuda import CudaArch, Launch
+from memra_compiler.ops.emit import LANES, Buffer, Expr, Kernel, Register
 from memra_compiler.ops.norm import check_heads, check_weight, emit_rms, rms_class, rms_reference
+from memra_compiler.ops.quantise import (
+    A8_CLASS,
+    BLOCK,
+    BLOCK_BYTES,
+    check_width,
+    emit_block,
+    quantise_reference,
+)
 from memra_compiler.ops.rope import check_angles, emit_norm_rope, rope_reference
+from memra_runtime.artifact import BATCH_ROWS
 
 V_NORMS = ("none", "unit")
 
@@ -60,6 +70,7 @@ class KvAppend(Op):
         Operand("k_cache", "@", "update"),
         Operand("v_cache", "@", "update"),
     )
+    adds_planes = ("k", "v")
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         k, v, positions, *planes = types
@@ -89,6 +100,11 @@ class KvAppend(Op):
                 for source, plane in ((keys, k_cache), (values, v_cache)):
                     value = k.load(source, (t * heads + h) * size + i * LANES, LANES)
                     k.put_floats(plane, (h * limit + slot) * size + i * LANES, value)
+
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        from memra_compiler.ops.cuda_kernels import kv_append_launches
+
+        return kv_append_launches(self, arch, *types, splits=types[0].planes)
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:
@@ -125,6 +141,7 @@ class NormRopeAppend(Op):
         Operand("k_cache", "@", "update"),
         Operand("v_cache", "@", "update"),
     )
+    adds_planes = ("k", "v")
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         k, v, angles, weight, positions, *planes = types
@@ -167,10 +184,53 @@ class NormRopeAppend(Op):
                     value = k.load(values, at + i * LANES, LANES) * k.splat(inverse)
                     k.put_floats(v_cache, to + i * LANES, value)
 
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        from memra_compiler.ops.cuda_kernels import norm_rope_append_launches
+
+        return norm_rope_append_launches(self, arch, *types, splits=types[0].planes)
+
     @classmethod
     def samples(cls) -> Sequence[Sample]:
         inputs = (*(TensorType((3, 64)),) * 2, TensorType((3, 2, 16)))
-        return [_append_sample(inputs, dtype, TensorType((32,))) for dtype in ("f32", "f16", "bf16")]
+        return [
+            _append_sample(inputs, dtype, TensorType((32,))) for dtype in ("f32", "f16", "bf16")
+        ]
+
+
+#: Query heads, and vectors of a value row, that share the loads of a key or value.
+SHARE = 4
+#: Keys whose dot products are computed together.
+KEYS = 4
+
+
+def _divisor(count: int) -> int:
+    """The largest divisor of `count` up to `SHARE`."""
+    return max(d for d in range(1, SHARE + 1) if count % d == 0)
+
+
+def _dots(
+    k: Kernel, q: Buffer, rows: Sequence[Expr], keys: Buffer, at: Sequence[Expr]
+) -> list[list[Register]]:
+    """Lane sums of the products of each row of q with each key: [row][key]."""
+    sums = [[k.register(k.splat(0.0)) for _ in at] for _ in rows]
+    with k.loop(keys.type.max_shape[2] // LANES) as i:
+        key = [k.let(k.floats(keys, place + i * LANES)) for place in at]
+        for row, row_sums in zip(rows, sums, strict=True):
+            x = k.let(k.load(q, row + i * LANES, LANES))
+            for y, total in zip(key, row_sums, strict=True):
+                total.set(k.fma(x, y, total.get()))
+    return sums
+
+
+def _mix(
+    k: Kernel, sums: list[list[Register]], weights: Sequence[Expr], values: Buffer, at: Expr
+) -> None:
+    """Add the vectors of one value row from `at` on, times a weight for each row of `sums`."""
+    loaded = [k.let(k.floats(values, at + i * LANES)) for i in range(len(sums[0]))]
+    for weight, row in zip(weights, sums, strict=True):
+        factor = k.let(k.splat(weight))
+        for value, total in zip(loaded, row, strict=True):
+            total.set(k.fma(factor, value, total.get()))
 
 
 @op("attention")
@@ -182,11 +242,14 @@ class Attention(Op):
     and sums are float32; position order is that of the absolute positions, so a row's bits depend
     on its own end only.
 
-    Shapes: q [T, H * d], ends [T] i32, planes [n, R, d] -> [T, H * d].
+    `quantised` leaves the rows as int8 blocks, for the output projection.
+
+    Shapes: q [T, H * d], ends [T] i32, planes [n, R, d] -> [T, H * d] f32 or a8.
     """
 
     scale: float = 1.0
     span: int = 0
+    quantised: bool = False
 
     operands = (
         Operand("q"),
@@ -203,7 +266,7 @@ class Attention(Op):
         heads = check_heads(self, q, size)
         expect(heads % kv_heads == 0, self, f"{heads} query heads over {kv_heads} K/V heads")
         expect(0 <= self.span <= limit, self, f"span {self.span} exceeds the cache's {limit} rows")
-        return (q,)
+        return (check_width(self, q) if self.quantised else q,)
 
     def reference(self, rows: int, *arrays: Array) -> tuple[Array, ...]:
         q, ends, k_cache, v_cache = arrays
@@ -223,14 +286,16 @@ class Attention(Op):
                 score = keys @ q[t, h] * self.scale
                 weight = np.exp(score - score.max())
                 out[t, h] = weight @ values / weight.sum()
-        return (out.reshape(rows, heads * size),)
+        flat = out.reshape(rows, heads * size)
+        return (quantise_reference(flat) if self.quantised else flat,)
 
     def numeric_class(self, *types: TensorType) -> str:
         cache = types[2]
         return (
-            f"f32 x {cache.dtype}->f32 over {cache.max_shape[2]}, 16 lanes, tree of 16; softmax f32, "
-            "one split, sum by 16 lanes from the first visible position; values in position order"
-        )
+            f"f32 x {cache.dtype}->f32 over {cache.max_shape[2]}, 16 lanes, tree of 16; "
+            "softmax f32, one split, sum by 16 lanes from the first visible position; "
+            "values in position order"
+        ) + (f"; {A8_CLASS}" if self.quantised else "")
 
     def cost(self, rows: int, *types: TensorType) -> Cost:
         q, _, cache, _ = types
@@ -241,76 +306,95 @@ class Attention(Op):
         return Cost(per_row + 8 * rows * heads * size, 4 * rows * heads * seen * size)
 
     def scratch_floats(self, *types: TensorType) -> int:
-        return types[2].max_shape[1] + 2 * LANES
+        scores = SHARE * self._pitch(types[2])
+        return scores + (BATCH_ROWS * width(self, types[0]) if self.quantised else 0)
+
+    @staticmethod
+    def _pitch(cache: TensorType) -> int:
+        """Scratch of one head: its scores, and padding to whole vectors."""
+        return (cache.max_shape[1] // LANES + 2) * LANES
 
     def lower_cpu(self, k: Kernel, *buffers: Buffer) -> None:
-        q, ends, k_cache, v_cache, out, scratch = buffers
+        q, ends, k_cache, v_cache, target, scratch = buffers
+        out = target
+        if self.quantised:
+            start = SHARE * self._pitch(k_cache.type)
+            out = k.part(scratch, start, BATCH_ROWS * width(self, q.type))
         kv_heads, limit, size = k_cache.type.max_shape
         heads = width(self, q.type) // size
-        group, vectors = heads // kv_heads, size // LANES
+        share = _divisor(heads // kv_heads)
+        scores = [h * self._pitch(k_cache.type) for h in range(share)]
         with k.loop(k.rows) as t:
             end = k.let(k.cast(k.load(ends, t), "int64"))
             first = k.let(k.at_least(end - self.span, 0) if self.span else end * 0)
             count, start = k.let(end - first), k.let(first % limit)
-            with k.loop(heads) as h:
-                plane = k.let(k.floor_div(h, group) * limit)
-                row = k.let((t * heads + h) * size)
+            with k.loop(heads // share) as part:
+                plane = k.let(k.floor_div(part * share, heads // kv_heads) * limit)
+                rows = [k.let((t * heads + part * share + h) * size) for h in range(share)]
 
                 def cached(j: Expr, plane: Expr = plane, start: Expr = start) -> Expr:
                     slot = k.let(start + j)
                     return k.let((plane + k.select(slot >= limit, slot - limit, slot)) * size)
 
-                with k.loop(count) as j:
-                    at = cached(j)
-                    total = k.let(k.load(q, row, LANES) * k.floats(k_cache, at))
-                    for i in range(1, vectors):
-                        key = k.floats(k_cache, at + i * LANES)
-                        total = k.let(k.fma(k.load(q, row + i * LANES, LANES), key, total))
-                    k.store(scratch, j, k.sum(total) * k.const(self.scale))
-                inverse = self._softmax(k, scratch, count)
-                held = k.local(size)
-                for i in range(vectors):
-                    k.store(held, i * LANES, k.splat(0.0), LANES)
-                with k.loop(count) as j:
-                    at, weight = cached(j), k.let(k.load(scratch, j))
-                    for i in range(vectors):
-                        value = k.floats(v_cache, at + i * LANES)
-                        total = k.fma(k.splat(weight), value, k.load(held, i * LANES, LANES))
-                        k.store(held, i * LANES, total, LANES)
-                for i in range(vectors):
-                    value = k.load(held, i * LANES, LANES) * k.splat(inverse)
-                    k.store(out, row + i * LANES, value, LANES)
+                with k.loop(k.floor_div(count + (KEYS - 1), KEYS)) as j:
+                    at = [cached(k.minimum(j * KEYS + i, count - 1)) for i in range(KEYS)]
+                    for score, sums in zip(scores, _dots(k, q, rows, k_cache, at), strict=True):
+                        dots = k.sum4([total.get() for total in sums])
+                        scaled = dots * k.splat(self.scale, lanes=KEYS)
+                        k.store(scratch, score + j * KEYS, scaled, KEYS)
+                inverse = [self._softmax(k, scratch, score, count) for score in scores]
+                columns = _divisor(size // LANES)
+                for c in range(0, size, columns * LANES):
+                    mixed = [[k.register(k.splat(0.0)) for _ in range(columns)] for _ in rows]
+                    with k.loop(count) as j:
+                        weights = [k.load(scratch, score + j) for score in scores]
+                        _mix(k, mixed, weights, v_cache, cached(j) + c)
+                    for row, unit, vectors in zip(rows, inverse, mixed, strict=True):
+                        for i, total in enumerate(vectors):
+                            value = total.get() * k.splat(unit)
+                            k.store(out, row + c + i * LANES, value, LANES)
+        if self.quantised:
+            with k.loop(k.rows * (width(self, q.type) // BLOCK)) as b:
+                halves = (k.load(out, b * BLOCK + i * LANES, LANES) for i in range(2))
+                emit_block(k, target, b * BLOCK_BYTES, *halves)
 
     @staticmethod
-    def _softmax(k: Kernel, scores: Buffer, count: Expr) -> Expr:
+    def _softmax(k: Kernel, scores: Buffer, at: int, count: Expr) -> Expr:
         """Replace scores by exp(score - max); returns 1 / their sum (0 when there are none)."""
-        k.store(scores, count, k.splat(-3.0e38), LANES)
+        k.store(scores, at + count, k.splat(-3.0e38), LANES)
         steps = k.let(k.floor_div(count + (LANES - 1), LANES))
-        best = k.local(LANES)
-        k.store(best, 0, k.splat(-3.0e38), LANES)
+        best, total = k.register(k.splat(-3.0e38)), k.register(k.splat(0.0))
         with k.loop(steps) as i:
-            score = k.load(scores, i * LANES, LANES)
-            k.store(best, 0, k.maximum(score, k.load(best, 0, LANES)), LANES)
-        top = k.fold(k.load(best, 0, LANES), k.maximum)
-        total = k.local(LANES)
-        k.store(total, 0, k.splat(0.0), LANES)
+            best.set(k.maximum(k.load(scores, at + i * LANES, LANES), best.get()))
+        top = k.fold(best.get(), k.maximum)
         with k.loop(steps) as i:
-            weight = k.exp(k.load(scores, i * LANES, LANES) - k.splat(top))
-            k.store(scores, i * LANES, weight, LANES)
-            k.store(total, 0, k.load(total, 0, LANES) + weight, LANES)
-        mass = k.sum(k.load(total, 0, LANES))
-        none = k.const(0.0)
-        return k.let(k.select(count > 0, k.const(1.0) / mass, none))
+            weight = k.exp(k.load(scores, at + i * LANES, LANES) - k.splat(top))
+            k.store(scores, at + i * LANES, weight, LANES)
+            total.set(total.get() + weight)
+        mass = k.sum(total.get())
+        return k.let(k.select(count > 0, k.const(1.0) / mass, k.const(0.0)))
+
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        from memra_compiler.ops.cuda_attention import attention_launches
+
+        return attention_launches(self, arch, *types)
+
+    def scratch_bytes_cuda(self, arch: CudaArch, *types: TensorType) -> int:
+        from memra_compiler.ops.cuda_attention import attention_scratch_floats
+
+        return 4 * attention_scratch_floats(self, arch, *types)
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:
         def ends(rng: np.random.Generator) -> Array:
             return np.array([1, 17, 40], np.int32)
 
-        def sample(heads: int, kv: int, d: int, rows: int, span: int, dtype: str) -> Sample:
+        def sample(
+            heads: int, kv: int, d: int, rows: int, span: int, dtype: str, *, a8: bool = False
+        ) -> Sample:
             q, end = TensorType((3, heads * d)), TensorType((3,), "i32")
             plane = TensorType((kv, rows, d), dtype)
-            attrs = (("scale", 1.0 / d**0.5), ("span", span))
+            attrs = (("scale", 1.0 / d**0.5), ("span", span), ("quantised", a8))
             return Sample((q, end, plane, plane), attrs, values=(("ends", ends),))
 
         return [
@@ -319,4 +403,5 @@ class Attention(Op):
             sample(2, 2, 32, 24, 16, "bf16"),
             sample(2, 2, 32, 24, 17, "f16"),
             sample(16, 1, 16, 40, 0, "f32"),
+            sample(4, 2, 64, 64, 24, "f16", a8=True),
         ]

@@ -79,6 +79,8 @@ class Op:
     name: ClassVar[str] = ""
     operands: ClassVar[tuple[Operand, ...]] = ()
     rows_independent: ClassVar[bool] = True
+    #: Operands whose partial planes (a matrix product's) the CUDA kernel adds itself.
+    adds_planes: ClassVar[tuple[str, ...]] = ()
     #: The op may take further operands of the last declared kind.
     variadic: ClassVar[bool] = False
 
@@ -110,6 +112,10 @@ class Op:
     def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
         """The launches of the CUDA kernel, given the types of operands and outputs."""
         raise NotImplementedError(f"{self.name} has no CUDA kernel")
+
+    def scratch_bytes_cuda(self, arch: CudaArch, *types: TensorType) -> int:
+        """Scratch the CUDA launches need, passed as one more pointer after the outputs."""
+        return 0
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:

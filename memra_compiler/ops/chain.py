@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.base import Array, Operand, Sample, expect, op
+from memra_compiler.ops.cuda import CudaArch, Launch
 from memra_compiler.ops.emit import LANES, Buffer, Kernel
 from memra_compiler.ops.state import (
     BATCH,
@@ -61,6 +62,11 @@ class Begin(StateOp):
         self.put(k, state, "drafted", depth)
         self.put(k, state, "rows", depth + 1)
 
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        from memra_compiler.ops.cuda_state import begin_launches
+
+        return begin_launches(self, arch, *types)
+
     @classmethod
     def samples(cls) -> Sequence[Sample]:
         row = TensorType((32,))
@@ -106,6 +112,11 @@ class DraftToken(StateOp):
         k.store(batch, step + 1, token)
         self.put(k, state, "step", step + 1)
 
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        from memra_compiler.ops.cuda_state import draft_token_launches
+
+        return draft_token_launches(self, arch, *types)
+
     @classmethod
     def samples(cls) -> Sequence[Sample]:
         types = (TensorType((1,), "i32"), STATE, CONTEXT, BATCH)
@@ -142,6 +153,11 @@ class Advance(StateOp):
         (state,) = buffers
         total = self.get(k, state, "position") + self.get(k, state, "rows")
         self.put(k, state, "position", total)
+
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        from memra_compiler.ops.cuda_state import advance_launches
+
+        return advance_launches(self, arch, *types)
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:

@@ -9,6 +9,8 @@ import numpy as np
 
 from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.base import Array, Cost, Op, Operand, Sample, expect, fixed, op
+from memra_compiler.ops.cuda import CudaArch, Launch
+from memra_compiler.ops.cuda_linear import embed_launches
 from memra_compiler.ops.emit import LANES, Buffer, Kernel
 from memra_compiler.ops.formats import WEIGHT_FORMATS, decode, step
 
@@ -54,6 +56,10 @@ class Embed(Op):
                 for chunk in range(block // LANES):
                     value = decode(k, table, row, size, b * block, chunk) * k.splat(self.scale)
                     k.store(out, t * size + b * block + chunk * LANES, value, LANES)
+
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        ids, table, _ = types
+        return embed_launches(arch, ids.max_shape[0], table, self.scale)
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:

@@ -96,6 +96,19 @@ class Kernel:
             at = tirx.Ramp(at, tirx.const(1, "int64"), lanes)
         T.buffer_store(data, value, [at])
 
+    def prefetch(self, buffer: Buffer, at: Expr) -> None:
+        """Ask for the cache line of element `at`, which may lie past the end."""
+        line = tirx.BufferLoad(buffer.data, [index(at)])
+        hints = (tirx.const(hint, "int32") for hint in (0, 3, 1))  # to read, in all caches, data
+        address = tirx.call_intrin("handle", "tirx.address_of", line)
+        T.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, *hints))
+
+    def register(self, value: Expr) -> Register:
+        """A float32 vector that can be set again, beginning as `value`."""
+        register = Register(T.alloc_buffer((1,), _vector("float32", LANES), scope="local"))
+        register.set(value)
+        return register
+
     def local(self, size: int, dtype: str = "f32") -> Any:
         """A small array on the stack (registers where the indices are known)."""
         return T.alloc_buffer((size,), _TVM_DTYPES[dtype], scope="local")
@@ -205,6 +218,10 @@ class Kernel:
             "float32", "llvm.sqrt", value
         )
 
+    def shuffle(self, vectors: Sequence[Expr], lanes: Sequence[int]) -> Expr:
+        """The chosen lanes of some vectors laid side by side."""
+        return tirx.Shuffle(list(vectors), list(lanes))
+
     def lane(self, vector: Expr, at: int) -> Expr:
         return tirx.Shuffle([vector], [at])
 
@@ -220,6 +237,23 @@ class Kernel:
 
     def sum(self, vector: Expr) -> Expr:
         return self.fold(vector, lambda a, b: a + b)
+
+    def sum4(self, vectors: Sequence[Expr]) -> Expr:
+        """The sums of four vectors as a float32x4, each with the bits that `sum` gives.
+
+        Lanes i and i ^ 8 are added, then i and i ^ 4 of those, 2 and 1: the tree of `sum`. The
+        first two steps merge two vectors into one, so that four share each shuffle and add.
+        """
+        for apart in (8, 4):
+            here = [i if not i & apart else i + LANES for i in range(LANES)]
+            there = [(i ^ apart) if not i & apart else (i ^ apart) + LANES for i in range(LANES)]
+            pairs = [[self.let(v) for v in vectors[i : i + 2]] for i in range(0, len(vectors), 2)]
+            vectors = [self.shuffle(pair, here) + self.shuffle(pair, there) for pair in pairs]
+        (total,) = vectors
+        for apart in (2, 1):
+            total = self.let(total)
+            total = total + self.shuffle([total], [i ^ apart for i in range(LANES)])
+        return self.shuffle([self.let(total)], [0, 8, 4, 12])
 
     def exp(self, x: Expr) -> Expr:
         """e**x of a float32 vector, within 2 ulp; 0 below -87.3.
@@ -244,12 +278,25 @@ class Kernel:
 
     def tanh(self, x: Expr) -> Expr:
         """tanh of a float32 vector: 1 - 2 / (exp(2x) + 1)."""
-        e = self.exp(x + x)
+        e = self.exp(self.minimum(x + x, self.splat(40.0)))  # beyond, the quotient is 0 or denormal
         return self.let(self.splat(1.0) - self.splat(2.0) / (e + self.splat(1.0)))
 
     def extern(self, dtype: str, function: str, *args: Expr) -> Expr:
         """Call a C library function."""
         return tirx.call_pure_extern(dtype, function, *args)
+
+
+@dataclass(frozen=True)
+class Register:
+    """A float32 vector kept across a loop."""
+
+    data: Any
+
+    def get(self) -> Expr:
+        return tirx.BufferLoad(self.data, [index(0)])
+
+    def set(self, value: Expr) -> None:
+        T.buffer_store(self.data, value, [index(0)])
 
 
 def _int32(value: Expr | int) -> Expr:
@@ -265,9 +312,7 @@ def _element(type: TensorType) -> str:
     return "uint8" if type.dtype in BLOCKS else _TVM_DTYPES[type.dtype]
 
 
-def build_kernel(
-    symbol: str, types: Sequence[TensorType], scratch_floats: int, emit: Any
-) -> Any:
+def build_kernel(symbol: str, types: Sequence[TensorType], scratch_floats: int, emit: Any) -> Any:
     """Write the kernel `symbol`; `emit(kernel, *buffers)` fills in its body.
 
     `types` are those of the operands and outputs. If `scratch_floats` is not 0, one more float32
@@ -275,20 +320,19 @@ def build_kernel(
     """
     from tvm.script.ir_builder import IRBuilder
 
-    with IRBuilder() as builder:
-        with T.prim_func(is_private=True):
-            T.func_name(symbol)
-            rows = T.arg("rows", T.int32())
-            everything = [*types]
-            if scratch_floats:
-                everything.append(TensorType((scratch_floats,)))
-            pointers = [T.arg(f"p{i}", T.handle(_element(t))) for i, t in enumerate(everything)]
-            buffers = []
-            for pointer, type in zip(pointers, everything, strict=True):
-                size = type.nbytes if type.dtype in BLOCKS else type.elements
-                data = T.decl_buffer((size,), _element(type), data=pointer)
-                buffers.append(Buffer(type, data))
-            emit(Kernel(rows), *buffers)
+    with IRBuilder() as builder, T.prim_func(is_private=True):
+        T.func_name(symbol)
+        rows = T.arg("rows", T.int32())
+        everything = [*types]
+        if scratch_floats:
+            everything.append(TensorType((scratch_floats,)))
+        pointers = [T.arg(f"p{i}", T.handle(_element(t))) for i, t in enumerate(everything)]
+        buffers = []
+        for pointer, type in zip(pointers, everything, strict=True):
+            size = type.nbytes if type.dtype in BLOCKS else type.elements
+            data = T.decl_buffer((size,), _element(type), data=pointer)
+            buffers.append(Buffer(type, data))
+        emit(Kernel(rows), *buffers)
     function = builder.get()
     return function.with_attr({"global_symbol": symbol, "tirx.noalias": True})
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-
+from dataclasses import dataclass, replace
 
 from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.activation import activate, activate_reference
 from memra_compiler.ops.base import Array, Cost, Op, Operand, Sample, expect, fixed, op, type_bytes
-from memra_compiler.ops.emit import LANES, Buffer, Kernel
-from memra_compiler.ops.formats import WEIGHT_FORMATS, decode, step
+from memra_compiler.ops.cuda import CudaArch, Launch
+from memra_compiler.ops.cuda_products import product_launches
+from memra_compiler.ops.emit import LANES, Buffer, Expr, Kernel, Register
+from memra_compiler.ops.formats import WEIGHT_FORMATS, Chunks, decode_step, prefetch_step, step
+from memra_compiler.ops.quantise import BLOCK, BLOCK_BYTES, emit_values
 
-#: Output rows decoded together, and the most inputs decoded at once (16 KB of float32: L1).
+#: Output rows computed together, and the most inputs decoded at once (16 KB of float32: L1).
 TILE_ROWS = 4
 TILE_INPUTS = 1024
+#: Rows of activations that meet a decoded weight while a register holds it, largest first.
+X_TILES = (4, 2, 1)
 #: Rows of activations a kernel can be asked for; sizes its accumulators.
 MAX_ROWS = 16
 
@@ -38,43 +42,100 @@ def scratch_for(inputs: int, formats: Sequence[str]) -> int:
 def emit_linear(k: Kernel, x: Buffer, w: Buffer, y: Buffer, scratch: Buffer) -> None:
     """y[t, n] = sum over i of x[t, i] * w[n, i].
 
-    Four weight rows are decoded once into L1 and then meet every row of x, so the cost of decoding
-    does not grow with T. The code a row of x meets is the same whatever T is: lane l sums inputs
-    l, l+16, ... in order with fused multiply-adds, and the sixteen lanes meet in a fixed tree.
+    Four weight rows are computed together. A single row of x meets the weights as they are decoded.
+    Several rows share the decoding: it goes to scratch (L1), where up to four rows of x at a time
+    meet it. Either way lane l of a sum adds inputs l, l+16, ... in order with fused multiply-adds
+    and the lanes meet in a fixed tree, so the bits of a row do not depend on how many there are.
+    """
+    if step(w.format) > 32:  # a block of 256, four times over, is slow to compile and gains 5 %
+        _many_rows(k, x, w, y, scratch)
+        return
+    with k.when(k.rows == 1):
+        _one_row(k, x, w, y)
+    with k.when(k.rows > 1):
+        _many_rows(k, x, w, y, scratch)
+
+
+def _decode_ahead(k: Kernel, w: Buffer, row: Expr, number: Expr) -> Chunks:
+    """Decode a step of a weight row, and have memory fetch the same step of the next tile."""
+    prefetch_step(k, w, row + TILE_ROWS, number)
+    return decode_step(k, w, row, number)
+
+
+def _put_sums(k: Kernel, y: Buffer, at: Expr, sums: Sequence[Register]) -> None:
+    k.store(y, at, k.sum4([s.get() for s in sums]), TILE_ROWS)
+
+
+def _one_row(k: Kernel, x: Buffer, w: Buffer, y: Buffer) -> None:
+    outputs, inputs = w.type.max_shape
+    block = step(w.format)
+    with k.loop(outputs // TILE_ROWS) as n:
+        sums = [k.register(k.splat(0.0)) for _ in range(TILE_ROWS)]
+        with k.loop(inputs // block) as b:
+            rows = [_decode_ahead(k, w, n * TILE_ROWS + r, b) for r in range(TILE_ROWS)]
+            for c in range(block // LANES):
+                xi = k.let(k.load(x, b * block + c * LANES, LANES))
+                for chunk, s in zip(rows, sums, strict=True):
+                    s.set(k.fma(chunk(c), xi, s.get()))
+        _put_sums(k, y, n * TILE_ROWS, sums)
+
+
+def _many_rows(k: Kernel, x: Buffer, w: Buffer, y: Buffer, scratch: Buffer) -> None:
+    outputs, inputs = w.type.max_shape
+    block, tile = step(w.format), tile_inputs(inputs, [w.format])
+    chunks, parts = block // LANES, inputs // tile
+    # LLVM must not see this count: it would unroll the loop over a tile and lift all its loads of
+    # weights out of the loop over rows, into registers that do not exist.
+    steps = k.let(tile // LANES + (k.rows >> 20))
+
+    with k.loop(outputs // TILE_ROWS) as n, k.loop(parts) as part:
+        with k.loop(TILE_ROWS) as r, k.loop(tile // block) as b:
+            chunk = _decode_ahead(k, w, n * TILE_ROWS + r, part * (tile // block) + b)
+            for c in range(chunks):
+                at = ((b * chunks + c) * TILE_ROWS + r) * LANES
+                k.store(scratch, at, chunk(c), LANES)
+        first = k.index(0)
+        for size in X_TILES:
+            count = k.let(k.floor_div(k.rows - first, size))
+            with k.loop(count) as group:
+                t0 = k.let(first + group * size)
+                _meet(k, x, w, y, scratch, n, part, t0, size, steps)
+            first = k.let(first + count * size)
+
+
+def _meet(
+    k: Kernel, x: Buffer, w: Buffer, y: Buffer, scratch: Buffer,
+    n: Expr, part: Expr, t0: Expr, size: int, steps: Expr,
+) -> None:  # fmt: skip
+    """Multiply `size` rows of x, from `t0` on, by the decoded tile: part `part` of weight rows n.
+
+    Between parts the accumulators rest behind the tile.
     """
     outputs, inputs = w.type.max_shape
     tile = tile_inputs(inputs, [w.format])
-    block = step(w.format)
-    sums = TILE_ROWS * tile
+    parts = inputs // tile
 
-    def accumulator(t: object, r: int) -> object:
-        return sums + (t * TILE_ROWS + r) * LANES  # type: ignore[operator]
+    def resting(t: int, r: int) -> Expr:
+        return TILE_ROWS * tile + ((t0 + t) * TILE_ROWS + r) * LANES
 
-    with k.loop(outputs // TILE_ROWS) as n:
-        with k.loop(k.rows) as t:
-            for r in range(TILE_ROWS):
-                k.store(scratch, accumulator(t, r), k.splat(0.0), LANES)
-        with k.loop(inputs // tile) as part:
-            with k.loop(TILE_ROWS) as r, k.loop(tile // block) as b:
-                for chunk in range(block // LANES):
-                    value = decode(k, w, n * TILE_ROWS + r, inputs, part * tile + b * block, chunk)
-                    k.store(scratch, r * tile + b * block + chunk * LANES, value, LANES)
-            with k.loop(k.rows) as t:
-                held = k.local(TILE_ROWS * LANES)
-                for r in range(TILE_ROWS):
-                    k.store(held, r * LANES, k.load(scratch, accumulator(t, r), LANES), LANES)
-                with k.loop(tile // LANES) as i:
-                    xi = k.let(k.load(x, t * inputs + part * tile + i * LANES, LANES))
-                    for r in range(TILE_ROWS):
-                        wi = k.load(scratch, r * tile + i * LANES, LANES)
-                        total = k.fma(wi, xi, k.load(held, r * LANES, LANES))
-                        k.store(held, r * LANES, total, LANES)
-                for r in range(TILE_ROWS):
-                    k.store(scratch, accumulator(t, r), k.load(held, r * LANES, LANES), LANES)
-        with k.loop(k.rows) as t:
-            for r in range(TILE_ROWS):
-                total = k.sum(k.load(scratch, accumulator(t, r), LANES))
-                k.store(y, t * outputs + n * TILE_ROWS + r, total)
+    def begin(t: int, r: int) -> Register:
+        held = k.load(scratch, resting(t, r), LANES)
+        return k.register(k.select(part > 0, held, k.splat(0.0)))
+
+    sums = [[begin(t, r) for r in range(TILE_ROWS)] for t in range(size)]
+    with k.loop(steps) as i:
+        at = k.let(t0 * inputs + part * tile + i * LANES)
+        xs = [k.let(k.load(x, at + t * inputs, LANES)) for t in range(size)]
+        for r in range(TILE_ROWS):
+            wi = k.let(k.load(scratch, (i * TILE_ROWS + r) * LANES, LANES))
+            for xi, row in zip(xs, sums, strict=True):
+                row[r].set(k.fma(wi, xi, row[r].get()))
+    for t, row in enumerate(sums):
+        if parts > 1:
+            for r, total in enumerate(row):
+                k.store(scratch, resting(t, r), total.get(), LANES)
+        with k.when(part == parts - 1):
+            _put_sums(k, y, (t0 + t) * outputs + n * TILE_ROWS, row)
 
 
 def check(op: Op, x: TensorType, w: TensorType) -> int:
@@ -82,19 +143,38 @@ def check(op: Op, x: TensorType, w: TensorType) -> int:
     expect(len(w.shape) == 2, op, f"a weight must be a matrix, got {w}")
     outputs, inputs = fixed(op, w, 0), fixed(op, w, 1)
     expect(x.shape[1:] == (inputs,), op, f"weight {w} takes {inputs} inputs, got {x}")
-    expect(x.dtype == "f32", op, f"activations must be f32, got {x}")
+    expect(x.dtype in ("f32", "a8"), op, f"activations must be f32 or a8, got {x}")
     expect(w.dtype in WEIGHT_FORMATS, op, f"cannot read weights stored as {w.dtype}")
     expect(inputs % 32 == 0, op, f"inputs must be a multiple of 32, got {inputs}")
     expect(outputs % TILE_ROWS == 0, op, f"outputs must be a multiple of {TILE_ROWS}: {outputs}")
     return outputs
 
 
-def linear_class(w: TensorType) -> str:
+def linear_class(x: TensorType, w: TensorType) -> str:
+    """Numeric class of a product of rows `x` with weight `w`."""
     inputs = w.max_shape[-1]
-    return f"f32 x {w.dtype}->f32, fma over {inputs // LANES} steps of 16 lanes, tree of 16"
+    return f"{x.dtype} x {w.dtype}->f32, fma over {inputs // LANES} steps of 16 lanes, tree of 16"
+
+
+def rows_scratch(x: TensorType) -> int:
+    """Scratch floats for rows that are widened before they meet a weight."""
+    return MAX_ROWS * x.max_shape[1] if x.dtype == "a8" else 0
+
+
+def widen(k: Kernel, x: Buffer, scratch: Buffer, start: int) -> Buffer:
+    """The rows of x as float32: x itself, or int8 blocks decoded to scratch from `start`."""
+    if x.format == "f32":
+        return x
+    wide = k.part(scratch, start, rows_scratch(x.type))
+    with k.loop(k.rows * (x.type.max_shape[1] // BLOCK)) as b:
+        for half in range(2):
+            value = emit_values(k, x, b * BLOCK_BYTES, half)
+            k.store(wide, b * BLOCK + half * LANES, value, LANES)
+    return wide
 
 
 def linear_cost(rows: int, x: TensorType, *weights: TensorType) -> Cost:
+    """Bytes and operations of products of `x` with `weights`."""
     moved, flops = type_bytes(x, rows), 0
     for w in weights:
         outputs, inputs = w.max_shape
@@ -128,22 +208,29 @@ class Linear(Op):
         return (x[:rows] @ w.T,)
 
     def numeric_class(self, *types: TensorType) -> str:
-        return linear_class(types[1])
+        return linear_class(*types)
 
     def cost(self, rows: int, *types: TensorType) -> Cost:
         return linear_cost(rows, *types)
 
     def scratch_floats(self, *types: TensorType) -> int:
-        return scratch_for(types[1].max_shape[1], [types[1].dtype])
+        x, w = types
+        return scratch_for(w.max_shape[1], [w.dtype]) + rows_scratch(x)
 
     def lower_cpu(self, k: Kernel, *buffers: Buffer) -> None:
         x, w, y, scratch = buffers
-        emit_linear(k, x, w, y, scratch)
+        rows = widen(k, x, scratch, scratch_for(w.type.max_shape[1], [w.format]))
+        emit_linear(k, rows, w, y, scratch)
+
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        x, w, y = types
+        return product_launches(arch, x, [w], [y])
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:
-        cases = [*_weight_samples(256, 8, 3), *_weight_samples(1280, 4, 1)]
-        cases += _weight_samples(32, 12, 9)
+        cases = [*_weight_samples(256, 8, 3), *_weight_samples(1280, 4, 6)]
+        cases += _weight_samples(32, 12, MAX_ROWS)
+        cases += [(replace(x, dtype="a8"), w) for x, w in _weight_samples(256, 16, 5)]
         return [Sample(types, rows=types[0].max_shape[0]) for types in cases]
 
 
@@ -167,25 +254,40 @@ class LinearGroup(Op):
         return tuple(x[:rows] @ w.T for w in weights)
 
     def numeric_class(self, *types: TensorType) -> str:
-        return "; ".join(linear_class(w) for w in types[1:])
+        return "; ".join(linear_class(types[0], w) for w in types[1:])
 
     def cost(self, rows: int, *types: TensorType) -> Cost:
         return linear_cost(rows, *types)
 
+    @staticmethod
+    def _product_scratch(weights: Sequence[TensorType]) -> int:
+        return max(scratch_for(w.max_shape[1], [w.dtype]) for w in weights)
+
     def scratch_floats(self, *types: TensorType) -> int:
-        return max(scratch_for(w.max_shape[1], [w.dtype]) for w in types[1:])
+        x, *weights = types
+        return self._product_scratch(weights) + rows_scratch(x)
 
     def lower_cpu(self, k: Kernel, *buffers: Buffer) -> None:
         x, *rest = buffers
         scratch = rest.pop()
         weights, outputs = rest[: len(rest) // 2], rest[len(rest) // 2 :]
+        rows = widen(k, x, scratch, self._product_scratch([w.type for w in weights]))
         for w, y in zip(weights, outputs, strict=True):
-            emit_linear(k, x, w, y, scratch)
+            emit_linear(k, rows, w, y, scratch)
+
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        x, *rest = types
+        half = len(rest) // 2
+        return product_launches(arch, x, rest[:half], rest[half:])
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:
         w = [TensorType((n, 256), f) for n, f in ((16, "q8_0"), (8, "q4_k"), (8, "q6_k"))]
-        return [Sample((TensorType((5, 256)), *w), rows=5), Sample((TensorType((1, 256)), w[0]), rows=1)]
+        return [
+            Sample((TensorType((5, 256)), *w), rows=5),
+            Sample((TensorType((1, 256)), w[0]), rows=1),
+            Sample((TensorType((4, 256), "a8"), *w), rows=4),
+        ]
 
 
 @op("gated_linear")
@@ -213,33 +315,39 @@ class GatedLinear(Op):
         return (activate_reference(self.act, x[:rows] @ gate.T) * (x[:rows] @ up.T),)
 
     def numeric_class(self, *types: TensorType) -> str:
-        return f"{self.act}({linear_class(types[1])}) * ({linear_class(types[2])})"
+        x, gate, up = types
+        return f"{self.act}({linear_class(x, gate)}) * ({linear_class(x, up)})"
 
     def cost(self, rows: int, *types: TensorType) -> Cost:
         return linear_cost(rows, *types)
 
     def scratch_floats(self, *types: TensorType) -> int:
-        _, gate, up = types
+        x, gate, up = types
         outputs, inputs = gate.max_shape
-        return scratch_for(inputs, [gate.dtype, up.dtype]) + MAX_ROWS * outputs
+        products = scratch_for(inputs, [gate.dtype, up.dtype])
+        return products + rows_scratch(x) + MAX_ROWS * outputs
 
     def lower_cpu(self, k: Kernel, *buffers: Buffer) -> None:
         x, gate, up, y, scratch = buffers
-        outputs = gate.type.max_shape[0]
+        outputs, inputs = gate.type.max_shape
         held = k.part(scratch, scratch.type.elements - MAX_ROWS * outputs, MAX_ROWS * outputs)
-        emit_linear(k, x, gate, held, scratch)
-        emit_linear(k, x, up, y, scratch)
+        rows = widen(k, x, scratch, scratch_for(inputs, [gate.format, up.format]))
+        emit_linear(k, rows, gate, held, scratch)
+        emit_linear(k, rows, up, y, scratch)
         with k.loop(k.rows * (outputs // LANES)) as i:
             value = activate(k, self.act, k.let(k.load(held, i * LANES, LANES)))
             k.store(y, i * LANES, value * k.load(y, i * LANES, LANES), LANES)
 
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        x, gate, up, y = types
+        return product_launches(arch, x, [gate, up], [y], self.act)
+
     @classmethod
     def samples(cls) -> Sequence[Sample]:
-        x, w = TensorType((3, 64)), TensorType((32, 64), "q8_0")
-        down = TensorType((32, 64), "q4_0")
+        x, w = TensorType((7, 64)), TensorType((32, 64), "q8_0")
+        up = TensorType((32, 64), "q4_0")
         return [
-            Sample((x, w, down), (("act", "gelu_tanh"),)),
+            Sample((x, w, up), (("act", "gelu_tanh"),), rows=7),
             Sample((x, w, w), (("act", "silu"),), rows=1),
+            Sample((replace(x, dtype="a8"), w, up), rows=7),
         ]
-
-

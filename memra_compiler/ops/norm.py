@@ -9,6 +9,7 @@ import numpy as np
 
 from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.base import Array, Op, Operand, Sample, expect, op, width
+from memra_compiler.ops.cuda import CudaArch, Launch
 from memra_compiler.ops.emit import LANES, Buffer, Expr, Kernel
 
 
@@ -44,6 +45,7 @@ def check_heads(op: Op, x: TensorType, size: int) -> int:
 
 
 def rms_class(size: int) -> str:
+    """Numeric class of a root mean square over `size` elements."""
     return f"f32 sum of squares over {size}, {LANES} lanes, tree of {LANES}"
 
 
@@ -60,6 +62,7 @@ class RMSNorm(Op):
     size: int = 0
 
     operands = (Operand("x"), Operand("weight", "$"))
+    adds_planes = ("x",)
     variadic = True
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
@@ -88,6 +91,11 @@ class RMSNorm(Op):
                     value = value * k.floats(w, i * LANES)
                 k.store(y, row * size + i * LANES, value, LANES)
 
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        from memra_compiler.ops.cuda_kernels import rmsnorm_launches
+
+        return rmsnorm_launches(self, arch, *types, splits=types[0].planes)
+
     @classmethod
     def samples(cls) -> Sequence[Sample]:
         return [
@@ -109,6 +117,7 @@ class RMSNormAdd(Op):
     eps: float = 1e-6
 
     operands = (Operand("x"), Operand("y"), Operand("weight", "$"))
+    adds_planes = ("y",)
     variadic = True
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
@@ -140,6 +149,11 @@ class RMSNormAdd(Op):
                 for s in scale:
                     value = value * k.splat(k.floats(s, 0, 1))
                 k.store(out, at, value, LANES)
+
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        from memra_compiler.ops.cuda_kernels import rmsnorm_add_launches
+
+        return rmsnorm_add_launches(self, arch, *types, splits=types[1].planes)
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:

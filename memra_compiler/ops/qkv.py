@@ -10,6 +10,7 @@ import numpy as np
 from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.attention import NormRopeAppend
 from memra_compiler.ops.base import Array, Cost, Op, Operand, Sample, op, width
+from memra_compiler.ops.cuda import CudaArch, Launch
 from memra_compiler.ops.emit import Buffer, Kernel
 from memra_compiler.ops.rope import NormRope
 
@@ -37,6 +38,7 @@ class NormRopeQKV(Op):
         Operand("k_cache", "@", "update"),
         Operand("v_cache", "@", "update"),
     )
+    adds_planes = ("q", "k", "v")
 
     @property
     def _parts(self) -> tuple[NormRope, NormRopeAppend]:
@@ -69,6 +71,11 @@ class NormRopeQKV(Op):
         queries, append = self._parts
         queries.lower_cpu(k, q, angles, q_weight, out)
         append.lower_cpu(k, keys, values, angles, k_weight, positions, k_cache, v_cache)
+
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        from memra_compiler.ops.cuda_kernels import norm_rope_qkv_launches
+
+        return norm_rope_qkv_launches(self, arch, *types, splits=types[0].planes)
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from memra_compiler.ir.types import ACTIVATION_BLOCKS, TensorType
 from memra_compiler.ops.base import Array, Op, Operand, Sample, expect, op, width
+from memra_compiler.ops.cuda import CudaArch, Launch
 from memra_compiler.ops.emit import LANES, Buffer, Expr, Kernel
 from memra_compiler.ops.norm import (
     RMSNormAdd,
@@ -25,15 +26,22 @@ from memra_compiler.ops.norm import (
 
 BLOCK, BLOCK_BYTES = ACTIVATION_BLOCKS["a8"]
 A8_CLASS = "a8: scale = max/127 per 32, nearest even"
+#: Of float32; the bits of a NaN are larger.
+INFINITY_BITS = 0x7F800000
 
 
 def quantise_reference(x: Array) -> Array:
-    """The values `a8` rows stand for: q * d, d = max|x| / 127, q = rint(x * (127 / max|x|))."""
+    """The values `a8` rows stand for: q * d, d = max|x| / 127, q = rint(x * (127 / max|x|)).
+
+    A block with a NaN or an infinity is NaN throughout: q = 0, d = NaN.
+    """
     blocks = x.astype(np.float32).reshape(*x.shape[:-1], -1, BLOCK)
     top = np.abs(blocks).max(axis=-1, keepdims=True)
+    finite = np.isfinite(top)
     inverse = np.divide(np.float32(127), top, out=np.zeros_like(top), where=top > 0)
-    q = np.rint(blocks * inverse).astype(np.float64)
-    out: Array = (q * (top / np.float32(127)).astype(np.float64)).reshape(x.shape)
+    q = np.rint(np.where(finite, blocks, 0) * inverse).astype(np.float64)
+    scale = np.where(finite, top / np.float32(127), np.nan).astype(np.float64)
+    out: Array = (q * scale).reshape(x.shape)
     return out
 
 
@@ -46,13 +54,21 @@ def unpack(data: Array, type: TensorType) -> Array:
 
 
 def emit_block(k: Kernel, out: Buffer, at: Expr, low: Expr, high: Expr) -> None:
-    """Quantise 32 values (two vectors) into the block at byte `at`."""
-    low, high, zero = k.let(low), k.let(high), k.splat(0.0)
-    sizes = (k.maximum(v, zero - v) for v in (low, high))
-    top = k.fold(k.maximum(*sizes), k.maximum)
+    """Quantise 32 values (two vectors) into the block at byte `at`.
+
+    The bits of |x| order floats as their values do, and a NaN comes last.
+    """
+    bits = [k.let(k.reinterpret(v, "int32", LANES)) for v in (low, high)]
+    sizes = (b & k.splat(0x7FFFFFFF, "int32") for b in bits)
+    largest = k.fold(k.maximum(*sizes), k.maximum)
+    finite = k.let(largest < k.const(INFINITY_BITS, "int32"))
+    top = k.let(k.reinterpret(largest, "float32"))
     inverse = k.splat(k.let(k.select(top > 0.0, k.const(127.0) / top, k.const(0.0))))
-    k.store(out, at, k.reinterpret(top / k.const(127.0), "uint8", 4), 4)
-    for i, v in enumerate((low, high)):
+    d = k.select(finite, top / k.const(127.0), k.const(float("nan")))
+    k.store(out, at, k.reinterpret(d, "uint8", 4), 4)
+    mask = k.splat(k.let(k.select(finite, k.int32(-1), k.int32(0))))
+    for i, b in enumerate(bits):
+        v = k.reinterpret(b & mask, "float32", LANES)
         q = k.cast(k.rint(v * inverse), "int8", LANES)
         k.store(out, at + 4 + i * LANES, k.reinterpret(q, "uint8", LANES), LANES)
 
@@ -80,6 +96,7 @@ class Quantise(Op):
     """
 
     operands = (Operand("x"),)
+    adds_planes = ("x",)
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         return (check_width(self, types[0]),)
@@ -95,6 +112,11 @@ class Quantise(Op):
         with k.loop(k.rows * (width(self, x.type) // BLOCK)) as b:
             low, high = (k.load(x, b * BLOCK + i * LANES, LANES) for i in range(2))
             emit_block(k, out, b * BLOCK_BYTES, low, high)
+
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        from memra_compiler.ops.cuda_kernels import quantise_launches
+
+        return quantise_launches(self, arch, *types, splits=types[0].planes)
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:
@@ -112,6 +134,7 @@ class RMSNormQuantise(Op):
     eps: float = 1e-6
 
     operands = (Operand("x"), Operand("weight", "$"))
+    adds_planes = ("x",)
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         x, weight = types
@@ -138,6 +161,11 @@ class RMSNormQuantise(Op):
                     halves.append(value * k.floats(w, at))
                 emit_block(k, out, (t * (size // BLOCK) + b) * BLOCK_BYTES, *halves)
 
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        from memra_compiler.ops.cuda_kernels import rmsnorm_launches
+
+        return rmsnorm_launches(self, arch, *types, splits=types[0].planes)
+
     @classmethod
     def samples(cls) -> Sequence[Sample]:
         w = TensorType((64,))
@@ -162,6 +190,7 @@ class RMSNormAddQuantise(Op):
         Operand("post", "$"),
         Operand("weight", "$"),
     )
+    adds_planes = ("y",)
     variadic = True
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
@@ -184,6 +213,11 @@ class RMSNormAddQuantise(Op):
         x, y, post, weight, *scale, u, out = buffers
         RMSNormAdd(self.eps).lower_cpu(k, x, y, post, *scale, u)
         RMSNormQuantise(self.eps).lower_cpu(k, u, weight, out)
+
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        from memra_compiler.ops.cuda_kernels import rmsnorm_add_launches
+
+        return rmsnorm_add_launches(self, arch, *types, splits=types[1].planes)
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:

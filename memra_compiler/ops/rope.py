@@ -14,6 +14,7 @@ import numpy as np
 
 from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.base import Array, Op, Operand, Sample, expect, fixed, op, width
+from memra_compiler.ops.cuda import CudaArch, Launch
 from memra_compiler.ops.emit import LANES, Buffer, Expr, Kernel
 from memra_compiler.ops.norm import check_heads, check_weight, emit_rms, rms_class, rms_reference
 
@@ -76,6 +77,11 @@ class RopeAngles(Op):
                     value = k.cast(k.extern("float64", function, turning), "float32")
                     k.store(out, (t * 2 + part) * pairs + i, value)
 
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        from memra_compiler.ops.cuda_kernels import rope_angles_launches
+
+        return rope_angles_launches(self, arch, *types)
+
     @classmethod
     def samples(cls) -> Sequence[Sample]:
         def positions(rng: np.random.Generator) -> Array:
@@ -132,6 +138,7 @@ class Rope(Op):
     """
 
     operands = (Operand("x"), Operand("angles"))
+    adds_planes = ("x",)
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         check_angles(self, *types)
@@ -157,6 +164,11 @@ class Rope(Op):
             k.store(y, at, low, LANES)
             k.store(y, at + size // 2, high, LANES)
 
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        from memra_compiler.ops.cuda_kernels import rope_launches
+
+        return rope_launches(self, arch, *types, splits=types[0].planes)
+
     @classmethod
     def samples(cls) -> Sequence[Sample]:
         return [
@@ -176,6 +188,7 @@ class NormRope(Op):
     eps: float = 1e-6
 
     operands = (Operand("x"), Operand("angles"), Operand("weight", "$"))
+    adds_planes = ("x",)
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         check_weight(self, check_angles(self, types[0], types[1]), types[2])
@@ -196,6 +209,11 @@ class NormRope(Op):
         with k.loop(k.rows) as t, k.loop(heads) as h:
             emit_norm_rope(k, x, (t * heads + h) * size, w, angles, t, y, (t * heads + h) * size,
                            self.eps)  # fmt: skip
+
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        from memra_compiler.ops.cuda_kernels import norm_rope_launches
+
+        return norm_rope_launches(self, arch, *types, splits=types[0].planes)
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.base import Array, Operand, Sample, expect, op
+from memra_compiler.ops.cuda import CudaArch, Launch
 from memra_compiler.ops.emit import LANES, Buffer, Expr, Kernel
 from memra_compiler.ops.state import (
     BATCH,
@@ -71,6 +72,11 @@ class Accept(StateOp):
         for total, part in (("total_drafted", "drafted"), ("total_accepted", "accepted")):
             self.put(k, state, total, self.get(k, state, total) + self.get(k, state, part))
 
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        from memra_compiler.ops.cuda_state import accept_launches
+
+        return accept_launches(self, arch, *types)
+
     @classmethod
     def samples(cls) -> Sequence[Sample]:
         def agreeing(rng: np.random.Generator) -> Array:
@@ -112,6 +118,11 @@ class Rollback(StateOp):
         (state,) = buffers
         kept = self.get(k, state, "drafted" if self.skip else "accepted")
         self.put(k, state, "position", self.get(k, state, "position") + kept + 1)
+
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        from memra_compiler.ops.cuda_state import rollback_launches
+
+        return rollback_launches(self, arch, *types)
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:
@@ -187,6 +198,11 @@ class Commit(StateOp):
         with k.loop(size // LANES) as i:
             k.store(hidden, i * LANES, k.load(verified, at + i * LANES, LANES), LANES)
 
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        from memra_compiler.ops.cuda_state import commit_launches
+
+        return commit_launches(self, arch, *types)
+
     @classmethod
     def samples(cls) -> Sequence[Sample]:
         types = (STATE, BATCH, BATCH, TensorType((BATCH_ROWS, 32)), TensorType((32,)), RING, EOS)
@@ -243,6 +259,11 @@ class AdaptDepth(StateOp):
             wanted = k.select(self.get(k, state, "adaptive") == 1, more, cap)
         room = self.get(k, state, "capacity") - n - 1
         self.put(k, state, "depth", k.clamp(k.clamp(wanted, 0, cap), 0, room))
+
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        from memra_compiler.ops.cuda_state import adapt_depth_launches
+
+        return adapt_depth_launches(self, arch, *types)
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:

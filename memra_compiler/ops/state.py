@@ -14,6 +14,7 @@ import numpy as np
 
 from memra_compiler.ir.types import Sym, TensorType
 from memra_compiler.ops.base import Array, Op, Operand, Sample, SampleValue, expect, op, width
+from memra_compiler.ops.cuda import CudaArch, Launch
 from memra_compiler.ops.emit import LANES, Buffer, Expr, Kernel
 from memra_runtime.artifact import (
     BATCH_ROWS,
@@ -107,6 +108,11 @@ class Positions(StateOp):
             moving = {"rows": k.cast(t, "int32"), "ends": k.cast(t, "int32") + 1}
             k.store(out, t, base + moving.get(self.kind, k.int32(0)))
 
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        from memra_compiler.ops.cuda_state import positions_launches
+
+        return positions_launches(self, arch, *types)
+
     @classmethod
     def samples(cls) -> Sequence[Sample]:
         values = (random_state(position=7, step=2),)
@@ -141,6 +147,11 @@ class ReadTokens(StateOp):
         with k.loop(k.rows) as t:
             k.store(out, t, k.load(batch, first + t))
 
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        from memra_compiler.ops.cuda_state import read_tokens_launches
+
+        return read_tokens_launches(self, arch, *types)
+
     @classmethod
     def samples(cls) -> Sequence[Sample]:
         values = (random_state(step=2), tokens("batch", high=99))
@@ -173,6 +184,11 @@ class ReadRow(Op):
         plane, out = buffers
         with k.loop(plane.type.elements // LANES) as i:
             k.store(out, i * LANES, k.load(plane, i * LANES, LANES), LANES)
+
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        from memra_compiler.ops.cuda_state import read_row_launches
+
+        return read_row_launches(self, arch, *types)
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:
@@ -210,6 +226,11 @@ class WriteRows(Op):
         lanes = LANES if size % LANES == 0 else 1
         with k.loop(k.rows * (size // lanes)) as i:
             k.store(plane, i * lanes, k.load(x, i * lanes, lanes), lanes)
+
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        from memra_compiler.ops.cuda_state import write_rows_launches
+
+        return write_rows_launches(self, arch, *types)
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:

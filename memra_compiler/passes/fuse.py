@@ -9,6 +9,7 @@ Rewrites, in order, each on values used once:
     norm_rope(q, ..); norm_rope_append(k, v, ..)  ->  norm_rope_qkv(q, k, v, ..)
     add(x, rmsnorm(y, $w)) [then scale]           ->  rmsnorm_add(x, y, $w[, $s])
     quantise(rmsnorm(x, $w))                      ->  rmsnorm_quantise(x, $w)
+    quantise(attention(..))                       ->  attention(..) {quantised}
     u = rmsnorm_add(..); rmsnorm_quantise(u, $w)  ->  u, a8 = rmsnorm_add_quantise(.., $w)
 """
 
@@ -22,7 +23,7 @@ from dataclasses import dataclass, replace
 from memra_compiler.ir.graph import Module, Node, Program
 from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.activation import Add, GateMul, Scale
-from memra_compiler.ops.attention import KvAppend, NormRopeAppend
+from memra_compiler.ops.attention import Attention, KvAppend, NormRopeAppend
 from memra_compiler.ops.linear import GatedLinear, Linear, LinearGroup
 from memra_compiler.ops.norm import RMSNorm, RMSNormAdd
 from memra_compiler.ops.qkv import NormRopeQKV
@@ -56,6 +57,7 @@ class Uses:
 
 
 def uses(program: Program) -> Uses:
+    """Who makes and who reads the values of `program`."""
     makers = {f"%{name}": node for node in program.nodes for name in node.outputs}
     counts = Counter(operand for node in program.nodes for operand in node.inputs)
     counts.update(f"%{name}" for name in program.results)
@@ -79,6 +81,7 @@ def fuse(module: Module) -> Module:
             norm_add,
             scaled_norm_add,
             norm_quantise,
+            attention_quantise,
         ):
             program = drop_dead(_apply(program, step))
         return join_residuals(join_queries(program))
@@ -107,7 +110,8 @@ def drop_dead(program: Program) -> Program:
 
 
 def group_linears(program: Program) -> Program:
-    """Make one `linear_group` of the linears of a layer's mixer that read the same rows."""
+    """Make one `linear_group` of a layer's linears that read the same rows: q, k, v; or head and
+    post projection of a drafter. Gates stay out: they fuse with their activation."""
     known = uses(program)
     gates = {
         operand for node in program.nodes if isinstance(node.op, GateMul) for operand in node.inputs
@@ -135,6 +139,7 @@ def group_linears(program: Program) -> Program:
 
 
 def gated_linear(node: Node, known: Uses) -> Node | None:
+    """`gate_mul` of two linears of the same rows."""
     if not isinstance(node.op, GateMul):
         return None
     gate, up = (known.only(operand, Linear) for operand in node.inputs)
@@ -145,6 +150,7 @@ def gated_linear(node: Node, known: Uses) -> Node | None:
 
 
 def norm_rope(node: Node, known: Uses) -> Node | None:
+    """`rope` of a norm of the same heads."""
     if not isinstance(node.op, Rope):
         return None
     norm = known.only(node.inputs[0], RMSNorm)
@@ -158,6 +164,7 @@ def norm_rope(node: Node, known: Uses) -> Node | None:
 
 
 def norm_rope_append(node: Node, known: Uses) -> Node | None:
+    """`kv_append` of rotated keys, and of values raw or normed by head."""
     if not isinstance(node.op, KvAppend):
         return None
     keys, values = known.only(node.inputs[0], NormRope), node.inputs[1]
@@ -176,6 +183,7 @@ def norm_rope_append(node: Node, known: Uses) -> Node | None:
 
 
 def norm_add(node: Node, known: Uses) -> Node | None:
+    """`add` of a residual and a norm of the whole row."""
     if not isinstance(node.op, Add):
         return None
     norm = known.only(node.inputs[1], RMSNorm)
@@ -188,6 +196,7 @@ def norm_add(node: Node, known: Uses) -> Node | None:
 
 
 def scaled_norm_add(node: Node, known: Uses) -> Node | None:
+    """`scale` of a `rmsnorm_add` that has no scale yet."""
     if not isinstance(node.op, Scale):
         return None
     joined = known.only(node.inputs[0], RMSNormAdd)
@@ -197,13 +206,27 @@ def scaled_norm_add(node: Node, known: Uses) -> Node | None:
 
 
 def norm_quantise(node: Node, known: Uses) -> Node | None:
+    """Rewrite `quantise(rmsnorm(x, $w))` of whole rows."""
     if not isinstance(node.op, Quantise):
         return None
     norm = known.only(node.inputs[0], RMSNorm)
     if norm is None or len(norm.inputs) != 2:
         return None
     assert isinstance(norm.op, RMSNorm)
+    if norm.op.size:
+        return None
     return replace(node, op=RMSNormQuantise(norm.op.eps), inputs=norm.inputs)
+
+
+def attention_quantise(node: Node, known: Uses) -> Node | None:
+    """Rewrite `quantise(attention(..))`."""
+    if not isinstance(node.op, Quantise):
+        return None
+    heads = known.only(node.inputs[0], Attention)
+    if heads is None:
+        return None
+    assert isinstance(heads.op, Attention)
+    return replace(node, op=replace(heads.op, quantised=True), inputs=heads.inputs)
 
 
 def join_queries(program: Program) -> Program:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from memra_compiler.ir.graph import Module
 from memra_compiler.ir.verify import verify
+from memra_compiler.passes.assign_layouts import assign_layouts
 from memra_compiler.passes.assign_numeric_class import assign_numeric_class
 from memra_compiler.passes.fuse import fuse
 from memra_compiler.passes.plan_launches import plan_launches
@@ -29,6 +30,7 @@ PASSES: tuple[Pass, ...] = (
     prove_exact,
     plant_faults,  # after the proof: faults are meant to break it
     select_kernels,
+    assign_layouts,  # after kernels are chosen: they say what they want
     plan_memory,  # needs the final set of programs
     plan_launches,
 )

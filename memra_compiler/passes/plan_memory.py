@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memra_compiler.ir.graph import Module, Program
+from memra_compiler.ir.graph import Module, Node, Program
+from memra_compiler.ops.cuda import scratch_bytes
 
 #: Alignment of every buffer: a cache line, and a vector of sixteen floats.
 ALIGN = 64
@@ -32,6 +33,7 @@ def plan_memory(module: Module) -> Module:
 
 
 def aligned(size: int) -> int:
+    """`size` rounded up to the alignment."""
     return -(-size // ALIGN) * ALIGN
 
 
@@ -61,12 +63,14 @@ def place_values(module: Module, program: Program) -> tuple[dict[str, int], int]
             places[f"%{name}"] = at
             live.append((at, length, last[f"%{name}"]))
             size = max(size, at + length)
-    scratch = max(
-        (node.op.scratch_floats(*module.operand_types(program, node)) for node in program.nodes),
-        default=0,
-    )
+    scratch = max((_scratch(module, program, node) for node in program.nodes), default=0)
     places["%"] = size
-    return places, size + aligned(4 * scratch)
+    return places, size + aligned(scratch)
+
+
+def _scratch(module: Module, program: Program, node: Node) -> int:
+    outputs = tuple(program.values[name] for name in node.outputs)
+    return scratch_bytes(module.target, node.op, module.operand_types(program, node), outputs)
 
 
 def first_fit(taken: list[tuple[int, int]], length: int) -> int:

@@ -39,6 +39,7 @@ def plant_faults(module: Module) -> Module:
 
 
 def fault_program(name: str, fault: str) -> str:
+    """Name of the copy of program `name` that carries `fault`."""
     return f"{name}_fault_{fault}"
 
 

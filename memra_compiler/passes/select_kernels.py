@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from dataclasses import replace
 
@@ -32,9 +33,13 @@ def kernel_name(module: Module, program: Program, node: Node) -> str:
     attrs = {k: v for k, v in node.op.attrs().items() if k != "limit"}
     identity = f"{node.op.name} {attrs} {[_text(t) for t in types]}"
     digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
-    largest = max(types, key=lambda t: t.elements)
-    dims = "x".join(str(d) for d in largest.shape if not isinstance(d, Sym))
+    largest = max(types, key=lambda t: math.prod(_fixed(t)))
+    dims = "x".join(map(str, _fixed(largest)))
     return re.sub(r"\W", "_", f"{node.op.name}_{largest.dtype}_{dims}_{digest}")
+
+
+def _fixed(type: TensorType) -> list[int]:
+    return [d for d in type.shape if not isinstance(d, Sym)]
 
 
 def _text(type: TensorType) -> str:

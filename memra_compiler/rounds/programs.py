@@ -7,6 +7,7 @@ the chain, `verify` runs the pending token and its drafts; `accept`, `rollback`,
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,6 @@ from memra_compiler.ops.activation import SoftCap
 from memra_compiler.ops.argmax import ArgMax
 from memra_compiler.ops.chain import Advance, Begin
 from memra_compiler.ops.embed import Embed
-from memra_compiler.ops.linear import Linear
 from memra_compiler.ops.norm import RMSNorm
 from memra_compiler.ops.settle import Accept, AdaptDepth, Commit, Rollback
 from memra_compiler.ops.state import Positions, ReadTokens, WriteRows
@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     from memra_compiler.spec import Spec
     from memra_compiler.spec.archs import Checkpoints
 
-#: Rows of a prompt chunk at least; a chunk is never narrower than a verify.
+#: Rows of a prompt chunk at least; a chunk is never narrower than a verify. A GPU multiplies many
+#: int8 rows at once; more rows also mean as many more in each ring.
 PREFILL_ROWS = 8
+CUDA_PREFILL_ROWS = 64
 
 
-def build_module(spec: Spec, checkpoints: Checkpoints) -> Module:
+def build_module(spec: Spec, checkpoints: Checkpoints, target: str = "cpu") -> Module:
     """Write the programs of `spec`; storage formats are those of the checkpoints at hand."""
     files = {"target": checkpoints.target, "drafter": checkpoints.drafter}
 
@@ -50,22 +52,25 @@ def build_module(spec: Spec, checkpoints: Checkpoints) -> Module:
             return table.layer_names(own, layer)
         return table.weight_names(role, layer)
 
-    module = ModuleBuilder(spec.name, weight_names, weight_format, spec.position)
-    _Rounds(spec, module).build()
-    return module.finish()
+    activations = spec.runtime.activations
+    module = ModuleBuilder(spec.name, weight_names, weight_format, spec.position, activations)
+    _Rounds(spec, module, target).build()
+    return replace(module.finish(), target=target)
 
 
 class _Rounds:
     """Writes the programs; holds the operands of the device block."""
 
-    def __init__(self, spec: Spec, module: ModuleBuilder) -> None:
-        self.spec, self.module = spec, module
+    def __init__(self, spec: Spec, module: ModuleBuilder, target: str) -> None:
+        self.spec, self.module, self.target = spec, module, target
         context, width = spec.runtime.max_context, spec.target.width
+        # what the host reads after a round comes first, so that it is one small copy
         self.state = module.plane("state", (STATE_SIZE,), "i32")
         self.batch = module.plane("batch", (BATCH_ROWS,), "i32")
+        self.ring = module.plane("ring", (RING_TOKENS,), "i32")
+        self.prompt = module.plane("prompt", (self.prefill_rows,), "i32")
         self.choice = module.plane("choice", (BATCH_ROWS,), "i32")
         self.forced = module.plane("forced", (context + 1,), "i32")
-        self.ring = module.plane("ring", (RING_TOKENS,), "i32")
         self.eos = module.plane("eos", (MAX_EOS,), "i32")
         self.verified = module.plane("verified", (BATCH_ROWS, width), "f32")
         self.hidden = module.plane("hidden", (width,), "f32")
@@ -77,12 +82,13 @@ class _Rounds:
 
     @property
     def prefill_rows(self) -> int:
-        return max(PREFILL_ROWS, self.verify_rows)
+        wide = self.target.startswith("cuda") and self.spec.runtime.activations == "int8"
+        return max(CUDA_PREFILL_ROWS if wide else PREFILL_ROWS, self.verify_rows)
 
     def build(self) -> None:
         self.prefill()
-        self.target("plain_step", 1, "")
-        self.target("verify", self.verify_rows, "rows")
+        self.decode("plain_step", 1, "")
+        self.decode("verify", self.verify_rows, "rows")
         self.draft()
         at = ("round",)
         for name, plain in (("begin", False), ("begin_plain", True)):
@@ -123,10 +129,10 @@ class _Rounds:
             self.cache_rows, self.spec.runtime.kv,
         )  # fmt: skip
 
-    def hidden_rows(self, b: ProgramBuilder) -> str:
-        """Emit the target from token ids to its last residual."""
+    def hidden_rows(self, b: ProgramBuilder, tokens: str) -> str:
+        """Emit the target from token ids (a plane) to its last residual."""
         target, limit = self.spec.target, b.limit
-        ids = b.one(ReadTokens(limit=limit), self.batch, self.state, label="target.tokens")
+        ids = b.one(ReadTokens(limit=limit), tokens, self.state, label="target.tokens")
         positions = b.one(Positions("rows", limit), self.state, label="target.positions")
         ends = b.one(Positions("ends", limit), self.state, label="target.ends")
         at = ("target", "embed")
@@ -142,22 +148,22 @@ class _Rounds:
 
     def prefill(self) -> None:
         b = ProgramBuilder(self.module, "prefill", self.prefill_rows, "rows")
-        self.hidden_rows(b)  # only its cache rows are wanted; `fuse` drops what nobody reads
+        self.hidden_rows(b, self.prompt)  # for the cache alone; `fuse` drops what nobody reads
         b.emit(Advance(), self.state, label="round.advance", path=("round",))
         b.finish()
 
-    def target(self, name: str, limit: int, rows_from: str) -> None:
+    def decode(self, name: str, limit: int, rows_from: str) -> None:
         """The target with its head: one token (`plain_step`) or a batch (`verify`)."""
         target = self.spec.target
         b = ProgramBuilder(self.module, name, limit, rows_from)
-        x = self.hidden_rows(b)
+        x = self.hidden_rows(b, self.batch)
         norm = self.module.weight("target", "output_norm", (target.width,), "norm")
         x = b.one(RMSNorm(target.norm_eps), x, norm, label="target.output_norm")
         b.emit(WriteRows(), x, self.verified, label="target.verified")
         at = ("target", "head")
         role = "embed" if target.head.tied else "head"
         head = self.module.weight("target", role, (target.vocab, target.width), "embed", path=at)
-        logits = b.one(Linear(), x, head, label="target.head", path=at)
+        logits = b.linear(x, head, label="target.head", path=at)
         if target.head.softcap is not None:
             cap = SoftCap(target.head.softcap)
             logits = b.one(cap, logits, label="target.logits", path=at)

@@ -30,7 +30,6 @@ PLANNED_FIELDS = {
 }
 PLANNED_VALUES = {
     "sampled": "sampled acceptance",
-    "int8": "int8 activations",
     "nextn": "the `nextn` drafter (a multi-token-prediction block with its own cache)",
     "block": "the `block` drafter (block diffusion on tapped features)",
 }

@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,9 @@ from memra_runtime.errors import fail
 
 #: Raised whenever the meaning of the manifest or of the device block changes.
 FORMAT_VERSION = 1
+
+#: The compiled programs of a CPU artifact.
+LIBRARY = "programs.so"
 
 #: The most draft tokens a round can be compiled for.
 MAX_DEPTH = 15
@@ -77,6 +80,25 @@ class WeightEntry:
     format: str
     bytes: int
     made: tuple[str | int, ...] = ()
+    #: Bytes on the device, in the layout the kernels want.
+    device_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class LaunchEntry:
+    """One CUDA launch: kernel, shape, and where each argument lies.
+
+    `operands` are ("arena", byte offset) or ("weight", index). A grid may hold "sms", the number of
+    multiprocessors. `weight` names the weight that a repacking launch is for.
+    """
+
+    symbol: str
+    grid: tuple[int | str, ...]
+    block: int
+    shared_bytes: int
+    early: bool
+    operands: tuple[tuple[str, int], ...] = ()
+    weight: str = ""
 
 
 @dataclass(frozen=True)
@@ -146,6 +168,11 @@ class Manifest:
     programs: tuple[ProgramEntry, ...]
     sequences: Mapping[str, tuple[tuple[str, str], ...]]
     kernels: tuple[str, ...]
+    #: CUDA only: launches of each program, launches that repack weights, and for each program the
+    #: counter that holds its rows ("" for one row).
+    launches: Mapping[str, tuple[LaunchEntry, ...]] = field(default_factory=dict)
+    repacks: tuple[LaunchEntry, ...] = ()
+    rows_from: Mapping[str, str] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 
     def to_json(self) -> str:
@@ -161,7 +188,12 @@ _ENTRIES: dict[str, Any] = {
     "values": ValueEntry,
     "expect": ExpectEntry,
     "programs": ProgramEntry,
+    "repacks": LaunchEntry,
 }
+
+
+def _read_entries(entry: Any, items: list[dict[str, Any]]) -> tuple[Any, ...]:
+    return tuple(entry(**{k: _tuples(v) for k, v in item.items()}) for item in items)
 
 
 def _tuples(value: Any) -> Any:
@@ -183,8 +215,13 @@ def parse_manifest(text: str, place: str) -> Manifest:
                 place,
                 hints=("compile the spec again with this version of memra-compile",),
             )
+        for key in ("spec", "versions", "files"):
+            data[key].items()  # a mapping, or it is no manifest of ours
         for key, entry in _ENTRIES.items():
-            data[key] = tuple(entry(**{k: _tuples(v) for k, v in e.items()}) for e in data[key])
+            data[key] = _read_entries(entry, data[key])
+        data["launches"] = {
+            name: _read_entries(LaunchEntry, entries) for name, entries in data["launches"].items()
+        }
         data["sequences"] = {k: _tuples(v) for k, v in data["sequences"].items()}
         for key in ("cpu_features", "kernels"):
             data[key] = tuple(data[key])

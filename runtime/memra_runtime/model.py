@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,11 +22,10 @@ from memra_runtime.checkpoint import (
     check_metadata,
     open_checkpoint,
 )
-from memra_runtime.device.cpu import CpuDevice
+from memra_runtime.device import Device
 from memra_runtime.errors import Diagnostic, MemraError, fail
 from memra_runtime.tokenizer import Tokenizer, check_pairing, load_tokenizer
 
-LIBRARY = "programs.so"
 #: Sections of the spec by the source their weights come from.
 SECTIONS = {"target": "target", "draft": "drafter"}
 
@@ -35,9 +35,21 @@ class Model:
     """A loaded pipeline."""
 
     manifest: Manifest
-    device: CpuDevice
+    device: Device
     tokenizer: Tokenizer
     bindings: dict[str, Binding]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An artifact and two weight files that belong together; no tensor has been read yet."""
+
+    folder: Path
+    manifest: Manifest
+    files: dict[str, Checkpoint]
+    tokenizer: Tokenizer
+    bindings: dict[str, Binding]
+    device: Callable[..., Device]
 
 
 @dataclass(frozen=True)
@@ -98,34 +110,70 @@ def refuse_memory(plan: MemoryPlan) -> None:
         )
 
 
-def load_model(folder: Path, target: Path, draft: Path) -> Model:
-    """Load an artifact and its two weight files.
+def open_model(folder: Path, target: Path, draft: Path) -> Opened:
+    """Open an artifact and its two weight files and check that they belong together.
 
-    Checks, in this order: artifact, processor, architectures, metadata, tensors, tokenizers,
-    memory, and that no scale is NaN. Raises: MemraError.
+    Checks, in this order: artifact, processor, architectures, metadata, tokenizers, tensors.
+    Only headers are read. Raises: MemraError.
     """
     manifest = load_manifest(folder)
     check_processor(manifest, folder)
+    device = device_class(manifest, folder)
     files = {"target": open_checkpoint(target), "draft": open_checkpoint(draft)}
     check_files(manifest, files)
     tokenizer = load_tokenizer(files["target"])
     check_pairing(tokenizer, load_tokenizer(files["draft"]))
     bindings = {source: bind_source(manifest, source, file) for source, file in files.items()}
-    refuse_memory(plan_memory(manifest))
+    return Opened(folder, manifest, files, tokenizer, bindings, device)
+
+
+def load_opened(opened: Opened) -> Model:
+    """Load what `open_model` checked, if there is memory for it and no scale is NaN.
+
+    Raises: MemraError.
+    """
+    manifest, files, bindings = opened.manifest, opened.files, opened.bindings
+    if manifest.target == "cpu":
+        refuse_memory(plan_memory(manifest))
     for source, file in files.items():
         bound = bindings[source]
         check_finite(file, list(bound.tensors.values()))
     weights = [weight_data(entry, files, bindings) for entry in manifest.weights]
-    device = CpuDevice(manifest, folder / LIBRARY, weights)
-    return Model(manifest, device, tokenizer, bindings)
+    device = opened.device(manifest, opened.folder, weights)
+    return Model(manifest, device, opened.tokenizer, bindings)
+
+
+def device_class(manifest: Manifest, folder: Path) -> Callable[..., Device]:
+    """The kind of device that an artifact was compiled for. Raises: MemraError."""
+    try:
+        if manifest.target == "cpu":
+            from memra_runtime.device.cpu import CpuDevice
+
+            return CpuDevice
+        from memra_runtime.device.cuda import CudaDevice
+    except ImportError as error:
+        fail(
+            "target",
+            f"the artifact was compiled for `{manifest.target}`, which needs `{error.name}`",
+            str(folder),
+            hints=('pip install "memra[cuda]"',),
+        )
+    return CudaDevice
+
+
+def load_model(folder: Path, target: Path, draft: Path) -> Model:
+    """Open and load an artifact with its two weight files. Raises: MemraError."""
+    return load_opened(open_model(folder, target, draft))
 
 
 def check_processor(manifest: Manifest, folder: Path) -> None:
     """Refuse an artifact for another kind of device or for instructions this CPU lacks."""
+    if manifest.target.startswith("cuda:"):
+        return  # the GPU is looked at when the device is made
     if manifest.target != "cpu":
         fail(
             "target",
-            f"the artifact was compiled for `{manifest.target}`, this runtime runs `cpu`",
+            f"the artifact is for `{manifest.target}`, this runtime runs `cpu` and `cuda`",
             str(folder),
         )
     path = Path("/proc/cpuinfo")

@@ -22,7 +22,7 @@ from memra_runtime.artifact import (
     STATE_ATTEMPTED,
     Manifest,
 )
-from memra_runtime.device.cpu import CpuDevice
+from memra_runtime.device import Device
 from memra_runtime.errors import fail
 
 #: Programs of a round by the phase they are timed under.
@@ -88,11 +88,39 @@ class Stats:
         return self.tokens / self.rounds if self.rounds else 0.0
 
 
+def check_request(manifest: Manifest, ids: Sequence[int], max_new: int) -> None:
+    """Refuse a request that a session could not serve; needs no loaded model.
+
+    Raises: MemraError for an empty prompt, ids outside the vocabulary, or a prompt that with
+    `max_new` tokens does not fit the context.
+    """
+    if not len(ids):
+        fail("prompt", "the prompt is empty", hints=("give at least one token",))
+    vocab = int(manifest.spec["target"]["vocab"])
+    wrong = [i for i in ids if not 0 <= i < vocab]
+    if wrong:
+        fail("prompt", f"token id {wrong[0]} is outside the vocabulary of {vocab}")
+    if max_new < 1:
+        fail("max-new", f"cannot produce {max_new} tokens", "--max-new")
+    capacity = int(manifest.spec["runtime"]["max_context"])
+    rows = len(ids) + max_new - 1  # the last token needs no row
+    if rows > capacity:
+        room = capacity - len(ids) + 1
+        shorter = f"ask for at most {room} new tokens" if room > 0 else (
+            f"shorten the prompt by at least {1 - room} tokens")  # fmt: skip
+        fail(
+            "context-full",
+            f"a prompt of {len(ids)} tokens and {max_new} new ones need {rows} rows, the context "
+            f"holds {capacity}",
+            hints=(shorter, "or raise `runtime.max_context` in the spec and compile again"),
+        )
+
+
 class Session:
     """One text on a loaded model. `prime` may be called again for the next request."""
 
     def __init__(
-        self, device: CpuDevice, policy: Policy | None = None, eos: Iterable[int] = ()
+        self, device: Device, policy: Policy | None = None, eos: Iterable[int] = ()
     ) -> None:
         self.device = device
         self.policy = policy or Policy.of(device.manifest)
@@ -122,7 +150,7 @@ class Session:
         Raises: MemraError for an empty prompt, ids outside the vocabulary, or a prompt that with
         `max_new` tokens does not fit the context.
         """
-        self._check(ids, max_new)
+        check_request(self.device.manifest, ids, max_new)
         start = time.perf_counter()
         device, policy = self.device, self.policy
         device.state[:] = 0
@@ -143,37 +171,17 @@ class Session:
         )
         for at in range(0, len(ids) - 1, self._chunk):
             part = ids[at : min(at + self._chunk, len(ids) - 1)]
-            device.plane("batch")[: len(part)] = part
+            device.plane("prompt")[: len(part)] = part
             device.put({"rows": len(part)})
             device.launch("prefill")
         device.put({"pending": ids[-1]})
         device.launch("prime")
-        device.put({"rounds": 0, "total_drafted": 0, "total_accepted": 0})
         device.state[STATE_ATTEMPTED:] = 0
+        device.put({"rounds": 0, "total_drafted": 0, "total_accepted": 0})
         self._read = device.get("ring_count")
         self.committed = list(ids)
         self.stats = Stats(prompt_tokens=len(ids), prompt_s=time.perf_counter() - start)
         self._check_sound()
-
-    def _check(self, ids: Sequence[int], max_new: int) -> None:
-        if not len(ids):
-            fail("prompt", "the prompt is empty", hints=("give at least one token",))
-        wrong = [i for i in ids if not 0 <= i < self.vocab]
-        if wrong:
-            fail("prompt", f"token id {wrong[0]} is outside the vocabulary of {self.vocab}")
-        if max_new < 1:
-            fail("max-new", f"cannot produce {max_new} tokens", "--max-new")
-        rows = len(ids) + max_new - 1  # the last token needs no row
-        if rows > self.capacity:
-            fail(
-                "context-full",
-                f"{len(ids)} prompt tokens and {max_new} new ones need {rows} rows, the context "
-                f"holds {self.capacity}",
-                hints=(
-                    f"ask for at most {max(0, self.capacity - len(ids) + 1)} new tokens",
-                    "or raise `runtime.max_context` in the spec and compile again",
-                ),
-            )
 
     def _check_sound(self) -> None:
         if self.pending < 0:
@@ -229,24 +237,23 @@ class Session:
             stats.seconds += time.perf_counter() - start
             return token
 
-        while not stats.finish:
-            token = self.pending
-            if token in self.eos or stats.tokens == max_new - 1:
-                # the last token is known already: it needs no row and no round
-                stats.finish = "eos" if token in self.eos else "length"
-                yield emit(token)
-                start = time.perf_counter()
-                break
-            if self.position >= self.capacity:
-                stats.finish = "context"
-                break
-            for token in self.step(sequence, timed=timed):
-                yield emit(token)
-                start = time.perf_counter()
-                if token in self.eos or stats.tokens == max_new:
-                    stats.finish = "eos" if token in self.eos else "length"
+        try:
+            while not stats.finish:
+                token = self.pending
+                last = stats.tokens == max_new - 1
+                if token in self.eos or last or self.position >= self.capacity:
+                    # the last token is known already: it needs no row and no round
+                    stats.finish = "eos" if token in self.eos else "length" if last else "context"
+                    yield emit(token)
                     break
-        self._count()
+                for token in self.step(sequence, timed=timed):
+                    yield emit(token)
+                    start = time.perf_counter()
+                    if token in self.eos or stats.tokens == max_new:
+                        stats.finish = "eos" if token in self.eos else "length"
+                        break
+        finally:  # also when the caller stops early
+            self._count()
 
     def _count(self) -> None:
         device, stats = self.device, self.stats

@@ -105,13 +105,13 @@ class Probe:
         self.manifest, _ = build_artifact(
             self.module, spec_facts(self.spec), folder / "probe.memra", tools, lambda *_: None
         )
-        library = folder / "probe.memra" / "programs.so"
-        self.device = CpuDevice(self.manifest, library, list(stored.values()))
+        self.device = CpuDevice(self.manifest, folder / "probe.memra", list(stored.values()))
 
     def put(self, tokens: list[int], **counters: int) -> None:
-        ours = {name: self.device.plane(name) for name in ("batch", "state")}
+        ours = {name: self.device.plane(name) for name in ("batch", "prompt", "state")}
         for planes in (self.reference.planes, ours):
-            planes["batch"][: len(tokens)] = tokens
+            for name in ("batch", "prompt"):
+                planes[name][: len(tokens)] = tokens
             for name, value in counters.items():
                 planes["state"][slot(name)] = value
 

@@ -1,0 +1,37 @@
+"""Devices: what everything above them may ask of any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from memra_runtime.artifact import Manifest
+
+
+class Device(Protocol):
+    """Runs an artifact's programs on one arena.
+
+    The host touches planes and counters between launches only.
+    """
+
+    manifest: Manifest
+    #: The device block as the host sees it between launches.
+    state: Any
+
+    def plane(self, name: str) -> Any:
+        """A plane that indexes, and can be written, like an array."""
+
+    def value(self, program: str, name: str) -> Any:
+        """A result that `program` left in the arena."""
+
+    def launch(self, name: str) -> None:
+        """Run a sequence, or one program as `run_NAME`."""
+
+    def get(self, counter: str) -> int:
+        """A counter of the device block."""
+
+    def put(self, counters: Mapping[str, int]) -> None:
+        """Write counters, and with them all of `state`, to the device block."""
+
+    def memory(self) -> int:
+        """Bytes held on the device."""

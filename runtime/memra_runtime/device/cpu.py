@@ -7,6 +7,7 @@ the data pointers are read.
 from __future__ import annotations
 
 import ctypes
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import tvm_ffi
 
-from memra_runtime.artifact import Manifest, PlaneEntry, ValueEntry, slot
+from memra_runtime.artifact import LIBRARY, Manifest, PlaneEntry, ValueEntry, slot
 
 #: NumPy types of plane elements; bf16 is read as raw 16-bit words.
 DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "i32": np.int32}
@@ -25,11 +26,23 @@ _DLTENSOR_WORDS = 6
 _ALIGN = 64
 
 
+def load_library(path: Path) -> Any:
+    """Load a shared library, also where another one of this name was loaded before.
+
+    The dynamic linker takes a name it has seen for the library it has seen; through a link with a
+    name of its own it looks at the file.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        link = Path(folder) / path.name
+        link.symlink_to(path.resolve())
+        return tvm_ffi.load_module(str(link))
+
+
 class CpuDevice:
     """Runs an artifact's programs. Every plane and kept value is a view of the arena."""
 
     def __init__(
-        self, manifest: Manifest, library: Path, weights: Sequence[npt.NDArray[np.uint8]]
+        self, manifest: Manifest, folder: Path, weights: Sequence[npt.NDArray[np.uint8]]
     ) -> None:
         self.manifest = manifest
         self._weights = list(weights)  # the mapped files must outlive the table
@@ -39,7 +52,7 @@ class CpuDevice:
         raw = np.zeros(manifest.arena_bytes + _ALIGN, np.uint8)
         start = -raw.ctypes.data % _ALIGN
         self._arena = raw[start : start + manifest.arena_bytes]
-        self._module = tvm_ffi.load_module(str(library))
+        self._module = load_library(folder / LIBRARY)
         self._functions: dict[str, Any] = {}
         self._arguments = tuple(ctypes.c_void_p(a.ctypes.data) for a in (self._arena, table))
         self._planes = {p.id: self._view(p) for p in manifest.planes}

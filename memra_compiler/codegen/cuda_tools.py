@@ -1,0 +1,158 @@
+"""The CUDA target: one cubin a kernel, and programs as launch lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from os import cpu_count
+from pathlib import Path
+
+from memra_compiler.codegen.build import Parts
+from memra_compiler.codegen.cache import KernelCache, content_key
+from memra_compiler.codegen.cuda import (
+    compile_cuda,
+    library_digest,
+    load_nvrtc,
+    render,
+    templates_digest,
+)
+from memra_compiler.codegen.kernels import Progress
+from memra_compiler.ir.graph import Module, Node, Program, Weight
+from memra_compiler.ops.cuda import CudaArch, Launch, scratch_bytes
+from memra_compiler.ops.cuda_linear import repack_launches
+from memra_runtime.artifact import LaunchEntry, WeightEntry
+from memra_schedules import records
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A launch with its symbol and source."""
+
+    launch: Launch
+    symbol: str
+    source: str
+
+
+@dataclass(frozen=True)
+class CudaTools:
+    """Jinja templates, compiled by NVRTC for one architecture."""
+
+    arch: CudaArch
+    cache: KernelCache
+
+    @property
+    def target(self) -> str:
+        return f"cuda:{self.arch.name}"
+
+    def identity(self) -> str:
+        return f"{self.arch} {templates_digest()} {nvrtc_version()} {records(self.arch.name)}"
+
+    def write(self, module: Module, key: str, folder: Path, progress: Progress) -> Parts:
+        weights = list(module.weights)
+        sources: dict[str, str] = {}
+        launches = {
+            program.name: tuple(
+                entry
+                for node in program.nodes
+                for entry in self._node(module, program, node, weights, sources)
+            )
+            for program in module.programs.values()
+        }
+        repacks, entries = [], []
+        for name, weight in module.weights.items():
+            entry, repack = self._weight(name, weight, sources)
+            entries.append(entry)
+            repacks += [repack] if repack else []
+        files = self._compile(sources, folder, progress)
+        fields = {
+            "weights": tuple(entries),
+            "weight_bytes": sum(e.device_bytes for e in entries),
+            "launches": launches,
+            "repacks": tuple(repacks),
+            "rows_from": {p.name: p.rows_from for p in module.programs.values()},
+            "kernels": tuple(sources),
+        }
+        return Parts(files, fields)
+
+    def _node(
+        self,
+        module: Module,
+        program: Program,
+        node: Node,
+        weights: list[str],
+        sources: dict[str, str],
+    ) -> Iterator[LaunchEntry]:
+        """The launches of one node, with every argument's place."""
+        types = module.operand_types(program, node)
+        outputs = tuple(program.values[name] for name in node.outputs)
+        operands: list[tuple[str, int]] = []
+        for operand in (*node.inputs, *(f"%{name}" for name in node.outputs)):
+            if operand.startswith("$"):
+                operands.append(("weight", weights.index(operand[1:])))
+            else:
+                name = operand if operand.startswith("@") else f"{program.name}/{operand}"
+                operands.append(("arena", module.arena[name]))
+        if scratch_bytes(module.target, node.op, types, outputs):
+            operands.append(("arena", module.arena[f"{program.name}/%"]))
+        place = node.position
+        where = f" at {Path(place.file).name}:{place.line}:{place.column}" if place else ""
+        header = (
+            f"// {node.op.name}: {', '.join(map(str, (*types, *outputs)))}\n"
+            f"// first used by {node.label}{where}\n"
+        )
+        for launch in node.op.lower_cuda(self.arch, *types, *outputs):
+            symbol, source = render(launch, node.op.name, header)
+            sources.setdefault(symbol, source)
+            yield LaunchEntry(
+                symbol, launch.grid, launch.block, launch.shared_bytes,
+                launch.early and self.arch.dependent_launch, tuple(operands),
+            )  # fmt: skip
+
+    def _weight(
+        self, name: str, weight: Weight, sources: dict[str, str]
+    ) -> tuple[WeightEntry, LaunchEntry | None]:
+        type = weight.type
+        stored = type.max_shape[0] * type.row_bytes if len(type.shape) > 1 else type.row_bytes
+        repack, size = None, stored
+        if type.layout == "tiles16":
+            launch, size = repack_launches(self.arch, type)
+            symbol, source = render(launch, "repack", f"// repack {type}\n")
+            sources.setdefault(symbol, source)
+            repack = LaunchEntry(symbol, launch.grid, launch.block, launch.shared_bytes, False,
+                                 weight=name)  # fmt: skip
+        entry = WeightEntry(name, weight.source, weight.names, type.max_shape, type.dtype, stored,
+                            weight.made, size)  # fmt: skip
+        return entry, repack
+
+    def _compile(
+        self, sources: dict[str, str], folder: Path, progress: Progress
+    ) -> tuple[str, ...]:
+        """Compile every kernel (from the cache where known) and write cubins and sources."""
+        for part in ("kernels", "sources"):
+            (folder / part).mkdir()
+
+        def compile_one(symbol: str) -> tuple[str, bytes, bool]:
+            body = "\n".join(
+                line for line in sources[symbol].splitlines() if not line.startswith("// ")
+            )
+            key = content_key(body, self.target, library_digest(), nvrtc_version())
+            known = self.cache.get(key, ".cubin")
+            if known is not None:
+                return symbol, known, True
+            cubin = compile_cuda(sources[symbol], symbol, self.arch)
+            self.cache.put(key, ".cubin", cubin)
+            return symbol, cubin, False
+
+        with ThreadPoolExecutor(cpu_count() or 1) as pool:
+            for done, (symbol, cubin, cached) in enumerate(pool.map(compile_one, sources), 1):
+                (folder / "kernels" / f"{symbol}.cubin").write_bytes(cubin)
+                (folder / "sources" / f"{symbol}.cu").write_text(sources[symbol], encoding="utf-8")
+                progress(symbol, done, len(sources), cached)
+        return tuple(f"kernels/{symbol}.cubin" for symbol in sources)
+
+
+def nvrtc_version() -> str:
+    """Version of the compiler that makes the cubins."""
+    _, major, minor = load_nvrtc().nvrtcVersion()
+    return f"{major}.{minor}"

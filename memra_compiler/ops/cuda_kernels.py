@@ -1,0 +1,439 @@
+"""CUDA launches of the ops that are no matrix products: one function an op.
+
+Each takes the op, the device, and the types of operands and outputs; an output's type says whether
+it is float rows or int8 tiles. `splits` is how many partial planes the operands that come straight
+from a matrix product have: `[splits][whole tiles of 8 rows][N]`, added in order.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from memra_compiler.ir.types import TensorType
+from memra_compiler.ops.activation import Add, Concat, GateMul, Scale, SoftCap
+from memra_compiler.ops.attention import KvAppend, NormRopeAppend
+from memra_compiler.ops.base import Op, expect
+from memra_compiler.ops.cuda import CudaArch, Launch
+from memra_compiler.ops.cuda_params import (
+    VECTOR,
+    WARP,
+    bound,
+    c_type,
+    ceil_div,
+    columns,
+    is_a8,
+    launch,
+    output_rows,
+    whole_tiles,
+)
+from memra_compiler.ops.norm import RMSNorm, RMSNormAdd
+from memra_compiler.ops.qkv import NormRopeQKV
+from memra_compiler.ops.quantise import Quantise, RMSNormAddQuantise, RMSNormQuantise
+from memra_compiler.ops.rope import NormRope, Rope, RopeAngles
+
+#: Warps of a block whose warps work alone.
+WARPS = 4
+#: Threads of a block of an element-wise kernel.
+THREADS = 256
+#: Vectors a thread of a row norm holds, before the block grows no more.
+NORM_VECTORS = 768
+
+
+def _row_block(op: Op, arch: CudaArch, size: int, cluster: int) -> tuple[int, int]:
+    """Threads of a block that holds a part of a row, and vectors a thread holds."""
+    expect(cluster == 1 or arch.dependent_launch, op, f"{arch.name} has no clusters")
+    expect(size % (cluster * 32) == 0 or cluster == 1, op, f"{size} is no {cluster} whole parts")
+    total = size // cluster // VECTOR
+    vectors = ceil_div(total, NORM_VECTORS)
+    return ceil_div(total, vectors * WARP) * WARP, vectors
+
+
+@dataclass(frozen=True)
+class RMSNormParams:
+    """`norm/rmsnorm.cu.j2`: one block a row."""
+
+    size: int
+    cluster: int
+    threads: int
+    vectors: int
+    splits: int
+    plane_rows: int
+    eps: float
+    weighted: bool
+    weight_type: str
+    to_a8: bool
+
+
+@dataclass(frozen=True)
+class HeadNormParams:
+    """`norm/head_norm.cu.j2`: one warp a head."""
+
+    size: int
+    heads: int
+    warps: int
+    splits: int
+    plane_rows: int
+    eps: float
+    weighted: bool
+    weight_type: str
+
+
+@dataclass(frozen=True)
+class ResidualNormParams:
+    """`norm/residual_norm.cu.j2`: one block a row."""
+
+    size: int
+    cluster: int
+    threads: int
+    vectors: int
+    splits: int
+    plane_rows: int
+    eps: float
+    post_type: str
+    weight_type: str
+    scaled: bool
+    scale_type: str
+    to_a8: bool
+
+
+def rmsnorm_launches(
+    op: RMSNorm | RMSNormQuantise,
+    arch: CudaArch,
+    *types: TensorType,
+    splits: int = 1,
+    cluster: int = 1,
+) -> tuple[Launch, ...]:
+    """Norms of whole rows or, `size`, of heads; float rows or int8 tiles.
+
+    `cluster` blocks share a whole row; it decides the order of the sum.
+    """
+    x, *weights, out = types
+    weight_type = c_type(op, weights[0]) if weights else "float"
+    plane_rows = whole_tiles(bound(x))
+    size = getattr(op, "size", 0) or columns(x)
+    expect(size % VECTOR == 0, op, f"heads of {size} are no whole vectors of {VECTOR}")
+    if size != columns(x):
+        heads = columns(x) // size
+        params = HeadNormParams(
+            size, heads, WARPS, splits, plane_rows, op.eps, bool(weights), weight_type
+        )
+        grid = (ceil_div(bound(x) * heads, WARPS), 1, 1)
+        return (launch(arch, "norm/head_norm.cu.j2", params, grid, WARPS * WARP),)
+    threads, vectors = _row_block(op, arch, size, cluster)
+    row = RMSNormParams(
+        size, cluster, threads, vectors, splits, plane_rows, op.eps, bool(weights), weight_type,
+        is_a8(op, out),
+    )  # fmt: skip
+    return (launch(arch, "norm/rmsnorm.cu.j2", row, (cluster * output_rows(out), 1, 1), threads),)
+
+
+def rmsnorm_add_launches(
+    op: RMSNormAdd | RMSNormAddQuantise,
+    arch: CudaArch,
+    *types: TensorType,
+    splits: int = 1,
+    cluster: int = 1,
+) -> tuple[Launch, ...]:
+    """The residual and its norm; then, for int8 tiles, the next norm. `splits` are those of y."""
+    to_a8 = isinstance(op, RMSNormAddQuantise) and is_a8(op, types[-1])
+    x, _, post, *rest = types[:-2] if to_a8 else types[:-1]
+    weight_type = c_type(op, rest.pop(0)) if to_a8 else "float"
+    size = columns(x)
+    threads, vectors = _row_block(op, arch, size, cluster)
+    params = ResidualNormParams(
+        size, cluster, threads, vectors, splits, whole_tiles(bound(x)), op.eps, c_type(op, post),
+        weight_type, bool(rest), c_type(op, rest[0]) if rest else "float", to_a8,
+    )  # fmt: skip
+    grid = (cluster * output_rows(types[-1]), 1, 1)
+    return (launch(arch, "norm/residual_norm.cu.j2", params, grid, threads),)
+
+
+# -- element by element ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ElementParams:
+    """`elementwise/quantise.cu.j2`, `elementwise/add.cu.j2`."""
+
+    size: int
+    threads: int
+    splits: int
+    plane_rows: int
+
+
+@dataclass(frozen=True)
+class GateMulParams(ElementParams):
+    """`elementwise/gate_mul.cu.j2`; `act` is a function of `math.cuh`."""
+
+    act: str
+    to_a8: bool
+
+
+@dataclass(frozen=True)
+class ScaleParams(ElementParams):
+    """`elementwise/scale.cu.j2`."""
+
+    scale_type: str
+
+
+@dataclass(frozen=True)
+class SoftCapParams(ElementParams):
+    """`elementwise/softcap.cu.j2`."""
+
+    cap: float
+
+
+@dataclass(frozen=True)
+class ConcatParams:
+    """`elementwise/concat.cu.j2`."""
+
+    first: int
+    second: int
+    threads: int
+    to_a8: bool
+
+
+def _element_block(size: int) -> int:
+    return min(THREADS, ceil_div(size, VECTOR * WARP) * WARP)
+
+
+def _element_params(x: TensorType, splits: int) -> tuple[int, int, int, int]:
+    size = columns(x)
+    return size, _element_block(size), splits, whole_tiles(bound(x))
+
+
+def _element_launch(
+    arch: CudaArch, template: str, params: ElementParams | ConcatParams, out: TensorType
+) -> tuple[Launch, ...]:
+    grid = (ceil_div(columns(out), VECTOR * params.threads), output_rows(out), 1)
+    return (launch(arch, f"elementwise/{template}.cu.j2", params, grid, params.threads),)
+
+
+def quantise_launches(
+    op: Quantise, arch: CudaArch, *types: TensorType, splits: int = 1
+) -> tuple[Launch, ...]:
+    """Float rows to int8 tiles."""
+    x, out = types
+    is_a8(op, out)
+    return _element_launch(arch, "quantise", ElementParams(*_element_params(x, splits)), out)
+
+
+def gate_mul_launches(
+    op: GateMul, arch: CudaArch, *types: TensorType, splits: int = 1
+) -> tuple[Launch, ...]:
+    """act(gate) * up, as float rows or int8 tiles. `splits` are those of both."""
+    gate, _, out = types
+    params = GateMulParams(*_element_params(gate, splits), op.act, is_a8(op, out))
+    return _element_launch(arch, "gate_mul", params, out)
+
+
+def add_launches(
+    op: Add, arch: CudaArch, *types: TensorType, splits: int = 1
+) -> tuple[Launch, ...]:
+    """`splits` are those of y."""
+    params = ElementParams(*_element_params(types[0], splits))
+    return _element_launch(arch, "add", params, types[-1])
+
+
+def scale_launches(
+    op: Scale, arch: CudaArch, *types: TensorType, splits: int = 1
+) -> tuple[Launch, ...]:
+    """Rows times one number."""
+    x, s, out = types
+    params = ScaleParams(*_element_params(x, splits), c_type(op, s))
+    return _element_launch(arch, "scale", params, out)
+
+
+def softcap_launches(
+    op: SoftCap, arch: CudaArch, *types: TensorType, splits: int = 1
+) -> tuple[Launch, ...]:
+    """Logits held softly within the cap."""
+    params = SoftCapParams(*_element_params(types[0], splits), op.cap)
+    return _element_launch(arch, "softcap", params, types[-1])
+
+
+def concat_launches(op: Concat, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+    """Two rows side by side, as float rows or int8 tiles."""
+    x, y, out = types
+    threads = _element_block(columns(out))
+    params = ConcatParams(columns(x), columns(y), threads, is_a8(op, out))
+    return _element_launch(arch, "concat", params, out)
+
+
+# -- rotary positions and caches -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RopeAnglesParams:
+    """`rope/rope_angles.cu.j2`."""
+
+    head_dim: int
+    rotated: int
+    threads: int
+    exponent_step: str
+    factored: bool
+    factor_type: str
+
+
+@dataclass(frozen=True)
+class RopeParams:
+    """`rope/rope.cu.j2`: one warp a head."""
+
+    head_dim: int
+    heads: int
+    warps: int
+    splits: int
+    plane_rows: int
+
+
+@dataclass(frozen=True)
+class NormRopeParams:
+    """`rope/norm_rope.cu.j2`: one warp a head."""
+
+    head_dim: int
+    heads: int
+    warps: int
+    splits: int
+    plane_rows: int
+    q_stride: int
+    eps: float
+    weight_type: str
+
+
+@dataclass(frozen=True)
+class NormRopeAppendParams:
+    """`rope/norm_rope_append.cu.j2`: one warp a head."""
+
+    head_dim: int
+    kv_heads: int
+    cache_rows: int
+    warps: int
+    splits: int
+    plane_rows: int
+    kv_stride: int
+    unit_values: bool
+    eps: float
+    weight_type: str
+    kv_type: str
+
+
+@dataclass(frozen=True)
+class NormRopeQKVParams:
+    """`rope/norm_rope_qkv.cu.j2`: one warp a head."""
+
+    head_dim: int
+    heads: int
+    kv_heads: int
+    cache_rows: int
+    warps: int
+    splits: int
+    plane_rows: int
+    q_stride: int
+    kv_stride: int
+    unit_values: bool
+    eps: float
+    q_weight_type: str
+    k_weight_type: str
+    kv_type: str
+
+
+@dataclass(frozen=True)
+class KvAppendParams:
+    """`attention/kv_append.cu.j2`: one warp a head."""
+
+    head_dim: int
+    kv_heads: int
+    cache_rows: int
+    warps: int
+    splits: int
+    plane_rows: int
+    kv_type: str
+
+
+def rope_angles_launches(op: RopeAngles, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+    """Cosines and sines of each row's position."""
+    positions, *factors, _ = types
+    pairs = op.head_dim // 2
+    threads = min(128, ceil_div(pairs, WARP) * WARP)
+    params = RopeAnglesParams(
+        op.head_dim, op.rotated, threads, repr(-2.0 / op.head_dim * math.log(op.base)),
+        bool(factors), c_type(op, factors[0]) if factors else "float",
+    )  # fmt: skip
+    grid = (ceil_div(pairs, threads), bound(positions), 1)
+    return (launch(arch, "rope/rope_angles.cu.j2", params, grid, threads),)
+
+
+def _head_grid(units: int) -> tuple[int, int, int]:
+    return ceil_div(units, WARPS), 1, 1
+
+
+def rope_launches(
+    op: Rope, arch: CudaArch, *types: TensorType, splits: int = 1
+) -> tuple[Launch, ...]:
+    """Heads turned by the angles of their row."""
+    x, angles, _ = types
+    head_dim = columns(angles)
+    heads = columns(x) // head_dim
+    params = RopeParams(head_dim, heads, WARPS, splits, whole_tiles(bound(x)))
+    return (launch(arch, "rope/rope.cu.j2", params, _head_grid(bound(x) * heads), WARPS * WARP),)
+
+
+def norm_rope_launches(
+    op: NormRope, arch: CudaArch, *types: TensorType, splits: int = 1, row_stride: int = 0
+) -> tuple[Launch, ...]:
+    """`row_stride`: floats from one row of x to the next, where x is part of wider planes."""
+    x, _, weight, _ = types
+    head_dim = columns(types[1])
+    heads = columns(x) // head_dim
+    params = NormRopeParams(
+        head_dim, heads, WARPS, splits, whole_tiles(bound(x)), row_stride or columns(x), op.eps,
+        c_type(op, weight),
+    )  # fmt: skip
+    grid = _head_grid(bound(x) * heads)
+    return (launch(arch, "rope/norm_rope.cu.j2", params, grid, WARPS * WARP),)
+
+
+def norm_rope_append_launches(
+    op: NormRopeAppend, arch: CudaArch, *types: TensorType, splits: int = 1, row_stride: int = 0
+) -> tuple[Launch, ...]:
+    """Keys normed and turned, values normed if the op says so, into their caches."""
+    k, _, _, weight, _, cache, _ = types
+    kv_heads, cache_rows, head_dim = cache.max_shape
+    params = NormRopeAppendParams(
+        head_dim, kv_heads, cache_rows, WARPS, splits, whole_tiles(bound(k)),
+        row_stride or columns(k), op.v_norm == "unit", op.eps, c_type(op, weight),
+        c_type(op, cache),
+    )  # fmt: skip
+    grid = _head_grid(bound(k) * 2 * kv_heads)
+    return (launch(arch, "rope/norm_rope_append.cu.j2", params, grid, WARPS * WARP),)
+
+
+def norm_rope_qkv_launches(
+    op: NormRopeQKV, arch: CudaArch, *types: TensorType, splits: int = 1,
+    q_stride: int = 0, kv_stride: int = 0,
+) -> tuple[Launch, ...]:  # fmt: skip
+    """A layer's q, k and v in one launch; strides as in `norm_rope_launches`."""
+    q, k, _, _, q_weight, k_weight, _, cache, _, _ = types
+    kv_heads, cache_rows, head_dim = cache.max_shape
+    heads = columns(q) // head_dim
+    params = NormRopeQKVParams(
+        head_dim, heads, kv_heads, cache_rows, WARPS, splits, whole_tiles(bound(q)),
+        q_stride or columns(q), kv_stride or columns(k), op.v_norm == "unit", op.eps,
+        c_type(op, q_weight), c_type(op, k_weight), c_type(op, cache),
+    )  # fmt: skip
+    grid = _head_grid(bound(q) * (heads + 2 * kv_heads))
+    return (launch(arch, "rope/norm_rope_qkv.cu.j2", params, grid, WARPS * WARP),)
+
+
+def kv_append_launches(
+    op: KvAppend, arch: CudaArch, *types: TensorType, splits: int = 1
+) -> tuple[Launch, ...]:
+    """Keys and values into their caches as they are."""
+    k, _, _, cache, _ = types
+    kv_heads, cache_rows, head_dim = cache.max_shape
+    params = KvAppendParams(
+        head_dim, kv_heads, cache_rows, WARPS, splits, whole_tiles(bound(k)), c_type(op, cache)
+    )
+    grid = _head_grid(bound(k) * 2 * kv_heads)
+    return (launch(arch, "attention/kv_append.cu.j2", params, grid, WARPS * WARP),)

@@ -1,0 +1,130 @@
+"""CUDA: decide how weights and values lie in memory. What they are does not change.
+
+Matrices are repacked into tiles that tensor cores read in order; int8 activations lie as fragments
+of eight rows; a matrix product leaves partial planes that its reader adds in a fixed order. How a
+product is cut decides its bits: those of `verify` must be cut as their twins in `plain_step`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memra_compiler.ir.graph import Module, Node, Program, Weight
+from memra_compiler.ir.types import TILE_ROWS, TensorType
+from memra_compiler.ops.cuda import CudaArch, cuda_arch
+from memra_compiler.ops.cuda_linear import sum_order, weight_layout
+from memra_compiler.ops.cuda_products import product_planes
+from memra_compiler.ops.embed import Embed
+from memra_compiler.ops.linear import GatedLinear, Linear, LinearGroup
+from memra_runtime.errors import fail
+
+_MATRIX_OPS = (Linear, LinearGroup, GatedLinear, Embed)
+
+
+def assign_layouts(module: Module) -> Module:
+    """State the layout of every matrix, quantised row and matrix product; on the CPU, none.
+
+    Raises: MemraError where a batch to verify would be summed in another order than a single row.
+    """
+    arch = cuda_arch(module.target)
+    if arch is None:
+        return module
+    matrices = {
+        operand[1:]
+        for _, node in module.nodes()
+        if isinstance(node.op, _MATRIX_OPS)
+        for operand in node.inputs
+        if operand.startswith("$")
+    }
+
+    def place(name: str, weight: Weight) -> Weight:
+        if name not in matrices:
+            return weight
+        layout = weight_layout(arch, weight.type)
+        return replace(weight, type=replace(weight.type, layout=layout))
+
+    placed = replace(module, weights={n: place(n, w) for n, w in module.weights.items()})
+
+    def rewrite(program: Program) -> Program:
+        values = dict(program.values)
+        for node in program.nodes:
+            layout = _product_layout(placed, program, node, arch)
+            for name in node.outputs:
+                values[name] = _value_type(values[name], layout)
+        return replace(program, values=values)
+
+    laid_out = placed.with_programs(rewrite)
+    _check_exact(laid_out, arch)
+    return laid_out
+
+
+def _check_exact(module: Module, arch: CudaArch) -> None:
+    """Compare each node of `verify` with its twin in `plain_step`, where a module has both."""
+    verify, plain = (module.programs.get(name) for name in ("verify", "plain_step"))
+    if verify is None or plain is None:
+        return
+    pairs = [
+        (node, _cut(module, verify, node, arch), _cut(module, plain, twin, arch))
+        for node, twin in zip(verify.nodes, plain.nodes, strict=True)
+    ]
+    wrong = [pair for pair in pairs if pair[1] != pair[2]]
+    if not wrong:
+        return
+    node, ours, twin = wrong[0]
+    rows = verify.rows.bound
+    narrow = (
+        f"lower `round.depth.max` to {TILE_ROWS - 1}: a tile of {TILE_ROWS} rows is cut as one row"
+    )
+    fail(
+        "inexact",
+        f"speculation could change the text: in `{node.label}`, {module.target} would add up "
+        f"{rows} rows in another order than one row",
+        node.position or node.label,
+        notes=(
+            f"verify: {', '.join(map(str, ours))}",
+            f"plain step: {', '.join(map(str, twin))}; splits, warps and units of a warp's slice",
+            f"{len(wrong)} of {len(pairs)} steps differ",
+        ),
+        hints=(narrow,) if rows > TILE_ROWS else (),
+    )
+
+
+def _cut(module: Module, program: Program, node: Node, arch: CudaArch) -> tuple[object, ...]:
+    """What decides how a node's results lie and, of a product, in which order they are summed."""
+    outputs = [program.values[name] for name in node.outputs]
+    layouts = tuple(type.layout for type in outputs)
+    if not isinstance(node.op, Linear | LinearGroup | GatedLinear):
+        return layouts
+    x, *weights = module.operand_types(program, node)
+    act = node.op.act if isinstance(node.op, GatedLinear) else None
+    return *layouts, *sum_order(arch, x, weights, outputs, act)
+
+
+def _product_layout(module: Module, program: Program, node: Node, arch: CudaArch) -> str:
+    """`planesN` for the outputs of a matrix product, else `row`."""
+    if not isinstance(node.op, Linear | LinearGroup | GatedLinear):
+        return "row"
+    if not _readers_add(program, node):
+        return "planes1"
+    x, *weights = module.operand_types(program, node)
+    act = node.op.act if isinstance(node.op, GatedLinear) else None
+    return f"planes{product_planes(arch, x, weights, act)}"
+
+
+def _readers_add(program: Program, node: Node) -> bool:
+    """Whether every reader of the node's outputs adds partial planes itself."""
+    outputs = {f"%{name}" for name in node.outputs}
+    if outputs & {f"%{name}" for name in program.results}:
+        return False
+    return all(
+        reader.op.operand(i).name in reader.op.adds_planes
+        for reader in program.nodes
+        for i, operand in enumerate(reader.inputs)
+        if operand in outputs
+    )
+
+
+def _value_type(type: TensorType, layout: str) -> TensorType:
+    if type.dtype == "a8":
+        return replace(type, layout="tile8")
+    return replace(type, layout=layout)

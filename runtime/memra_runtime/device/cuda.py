@@ -1,0 +1,248 @@
+"""The CUDA device: one arena and one weight slab on the GPU, programs as launch lists, graphs.
+
+Eager mode and captured graphs walk the same launch lists. The host sees the device through a mirror
+of the first planes (counters, batch, ring) that the last node of a sequence refreshes: one launch
+and one small read a round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from memra_runtime.artifact import LaunchEntry, Manifest, PlaneEntry, ValueEntry, slot
+from memra_runtime.device.cuda_driver import (
+    Context,
+    Graph,
+    Kernel,
+    LaunchShape,
+    Memory,
+    Modules,
+    PinnedBuffer,
+    Stream,
+)
+from memra_runtime.device.cuda_upload import upload_weights
+from memra_runtime.errors import fail
+
+DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "i32": np.int32}
+
+#: Planes at the head of the arena that the host mirrors.
+MIRRORED = ("state", "batch", "ring")
+
+
+class DevicePlane:
+    """A plane on the device that reads and writes like an array; every access is a copy."""
+
+    def __init__(self, device: CudaDevice, place: PlaneEntry | ValueEntry) -> None:
+        self._device, self._place = device, place
+        self.shape = place.shape
+        self.dtype = np.dtype(DTYPES[place.dtype])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return self._device.download(self._place)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._device.download(self._place)[at]
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        whole = self._device.download(self._place)
+        whole[at] = value
+        self._device.upload(self._place, whole)
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def view(self, dtype: Any) -> npt.NDArray[Any]:
+        return self._device.download(self._place).view(dtype)
+
+    def copy(self) -> npt.NDArray[Any]:
+        return self._device.download(self._place)
+
+    def tolist(self) -> list[Any]:
+        return list(self._device.download(self._place).tolist())
+
+
+class CudaDevice:
+    """Runs an artifact's programs on a GPU. Planes read and write like those of the CPU device."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        folder: Path,
+        weights: Sequence[npt.NDArray[np.uint8]],
+        *,
+        graphs: bool = True,
+        context: Context | None = None,
+    ) -> None:
+        self.manifest = manifest
+        self.context = context or Context()
+        self._check_capability()
+        self.stream = Stream()
+        self.graphs = graphs
+        self._modules = Modules()
+        self._functions = self._load(folder)
+        self._arena = Memory(manifest.arena_bytes, "allocating the arena")
+        self._arena.fill(0)
+        self._weights, addresses = upload_weights(
+            manifest, weights, self._functions, self.context, self.stream
+        )
+        self._programs = {
+            name: [self._bind(entry, addresses) for entry in entries]
+            for name, entries in manifest.launches.items()
+        }
+        self._graphs: dict[tuple[str, int], Graph] = {}
+        self._places = {p.id: p for p in manifest.planes}
+        last = self._places[MIRRORED[-1]]
+        self._mirror_bytes = last.offset + int(np.prod(last.shape)) * 4
+        self._mirror = PinnedBuffer(self._mirror_bytes)
+        self.state = self._mirrored(self._places["state"])
+        #: Graph launches and host reads since loading: what a round costs the host.
+        self.launches = 0
+        self.reads = 0
+
+    def _check_capability(self) -> None:
+        """Refuse a GPU of another architecture than the code was compiled for."""
+        wanted = self.manifest.target.removeprefix("cuda:sm_")
+        major, minor = self.context.capability
+        exact = wanted.endswith("a")
+        number = int(wanted.rstrip("a"))
+        fits = number == 10 * major + minor if exact else (
+            number // 10 == major and number % 10 <= minor)  # fmt: skip
+        if not fits:
+            fail(
+                "target",
+                f"the artifact was compiled for `{self.manifest.target}`; {self.context.name} has "
+                f"compute capability {major}.{minor}",
+                hints=("compile the spec for this GPU with --target",),
+            )
+
+    def _load(self, folder: Path) -> dict[str, Any]:
+        shared: dict[str, int] = {}
+        for entries in (*self.manifest.launches.values(), self.manifest.repacks):
+            for entry in entries:
+                shared[entry.symbol] = max(shared.get(entry.symbol, 0), entry.shared_bytes)
+        return {
+            symbol: self._modules.function(
+                (folder / "kernels" / f"{symbol}.cubin").read_bytes(), symbol, size
+            )
+            for symbol, size in shared.items()
+        }
+
+    def _bind(self, entry: LaunchEntry, weights: Sequence[int]) -> Kernel:
+        pointers = [
+            weights[at] if space == "weight" else self._arena.address + at
+            for space, at in entry.operands
+        ]
+        sms = self.context.multiprocessors
+        grid = tuple(sms if g == "sms" else int(g) for g in entry.grid)
+        shape = LaunchShape(
+            (grid[0], grid[1], grid[2]), entry.block, entry.shared_bytes, entry.early
+        )
+        return Kernel(self._functions[entry.symbol], entry.symbol, shape, pointers)
+
+    # -- what the host sees ------------------------------------------------------------------------
+
+    def _mirrored(self, place: PlaneEntry) -> npt.NDArray[np.int32]:
+        size = int(np.prod(place.shape)) * 4
+        return self._mirror.bytes[place.offset : place.offset + size].view(np.int32)
+
+    def download(self, place: PlaneEntry | ValueEntry) -> npt.NDArray[Any]:
+        """Copy a plane or value to the host; a mirrored one is there already."""
+        if isinstance(place, PlaneEntry) and place.id in MIRRORED:
+            return self._mirrored(place).reshape(place.shape).copy()
+        self.stream.wait()
+        return self._arena.read(place.offset, np.empty(place.shape, DTYPES[place.dtype]))
+
+    def upload(self, place: PlaneEntry | ValueEntry, data: npt.NDArray[Any]) -> None:
+        """Copy a plane to the device; only between launches."""
+        self.stream.wait()
+        self._arena.write(place.offset, data.astype(DTYPES[place.dtype], copy=False))
+        if isinstance(place, PlaneEntry) and place.id in MIRRORED:
+            self._mirrored(place)[:] = data.reshape(-1)
+
+    def plane(self, name: str) -> DevicePlane:
+        """A plane; reading and writing it copies."""
+        return DevicePlane(self, self._places[name])
+
+    def value(self, program: str, name: str) -> npt.NDArray[Any]:
+        """A copy of a result that `program` left in the arena."""
+        for place in self.manifest.values:
+            if (place.program, place.id) == (program, name):
+                return self.download(place)
+        raise KeyError(f"{program} keeps no value {name}")
+
+    def get(self, counter: str) -> int:
+        """A counter, as of the end of the last launch."""
+        return int(self.state[slot(counter)])
+
+    def put(self, counters: Mapping[str, int]) -> None:
+        """Write counters; only between launches."""
+        for name, value in counters.items():
+            self.state[slot(name)] = value
+        self.upload(self._places["state"], self.state.copy())
+
+    def reset(self) -> None:
+        """Set all counters to zero."""
+        self.state[:] = 0
+        self.upload(self._places["state"], self.state.copy())
+
+    def memory(self) -> int:
+        """Bytes held on the device."""
+        return self._arena.size + self._weights.size
+
+    def kernels(self, program: str) -> list[Kernel]:
+        """The bound kernels of a program, in launch order (for benches)."""
+        return self._programs[program]
+
+    # -- launching ---------------------------------------------------------------------------------
+
+    def launch(self, name: str) -> None:
+        """Run a sequence (`round`), or one program as `run_NAME`, and refresh the mirror."""
+        depth = self.get("depth")
+        if name.startswith("run_"):
+            program = name.removeprefix("run_")
+            self._enqueue_program(program, self._rows(program, self.get("rows")))
+            self._finish(name)
+            return
+        if not self.graphs or name == "prefill":
+            self._enqueue(name, depth)
+            self._finish(name)
+            return
+        graph = self._graphs.get((name, depth))
+        if graph is None:
+            graph = self._capture(name, depth)
+        graph.launch(self.stream)
+        self.launches += 1
+        self.stream.wait(f"running {name} at depth {depth}")
+        self.reads += 1
+
+    def _capture(self, name: str, depth: int) -> Graph:
+        """Record a sequence at one depth: all its launches and the copy of the mirror."""
+
+        def enqueue() -> None:
+            self._enqueue(name, depth)
+            self.stream.copy_out(self._mirror, self._arena.address, self._mirror_bytes)
+
+        graph = self._graphs[(name, depth)] = self.stream.capture(enqueue)
+        return graph
+
+    def _finish(self, name: str) -> None:
+        self.stream.copy_out(self._mirror, self._arena.address, self._mirror_bytes)
+        self.stream.wait(f"running {name}")
+
+    def _rows(self, program: str, rows: int) -> int:
+        return rows if self.manifest.rows_from[program] else 1
+
+    def _enqueue(self, sequence: str, depth: int) -> None:
+        rows = self.get("rows") if sequence == "prefill" else depth + 1
+        for program, repeat in self.manifest.sequences[sequence]:
+            for _ in range(depth if repeat else 1):
+                self._enqueue_program(program, self._rows(program, rows))
+
+    def _enqueue_program(self, program: str, rows: int) -> None:
+        for kernel in self._programs[program]:
+            kernel.launch(self.stream, rows)

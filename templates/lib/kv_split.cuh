@@ -1,0 +1,156 @@
+// How attention is cut along the positions, so that a row's bits depend on its own end only.
+//
+// Positions are cut into units of kUnit, at absolute multiples. Units are folded, first to last,
+// into splits of `fold` units, also at absolute multiples; the splits of a row are combined in
+// order of position. `fold` follows from the row's end alone: it is the least that leaves a row no
+// more than kSlots splits. So neither the rows that run together nor the size of a cache matter,
+// one grid serves every length, and partial results take the same room at every length.
+#pragma once
+
+#include "kv_heads.cuh"
+
+constexpr float kLog2E = 1.44269504088896341f;
+
+template <int kUnit_, int kSpan_, int kSlots_>
+struct KvSplits {
+  static constexpr int kUnit = kUnit_;
+  static constexpr int kSpan = kSpan_;  // positions a row may look back; 0: all
+  static constexpr int kSlots = kSlots_;
+  // A window may start inside a split and so touch one more.
+  static constexpr int kPartials = kSpan == 0 ? kSlots : kSlots + 1;
+
+  // The first position a row sees.
+  static __device__ __forceinline__ int first(int end) {
+    return kSpan == 0 ? 0 : max(0, end - kSpan);
+  }
+
+  // Units in a split of a row.
+  static __device__ __forceinline__ int fold(int end) {
+    constexpr int kMostUnits = (kSpan + 2 * kUnit - 2) / kUnit;
+    const int seen = (max(end, 1) + kUnit - 1) / kUnit;
+    const int units = kSpan == 0 ? seen : min(seen, kMostUnits);
+    return (units + kSlots - 1) / kSlots;
+  }
+};
+
+// The rows of a step: where each ends and how its positions are folded.
+template <int kMaxRows>
+struct RowPlan {
+  int end[kMaxRows];
+  int fold[kMaxRows];
+};
+
+// Positions [first, end) that some of the rows see.
+struct KeyRange {
+  int first;
+  int end;
+};
+
+template <typename Splits, int kMaxRows>
+__device__ __forceinline__ void plan_rows(RowPlan<kMaxRows>& plan, const int* ends, int rows) {
+  if (threadIdx.x < kMaxRows) {
+    const int end = static_cast<int>(threadIdx.x) < rows ? ends[threadIdx.x] : 0;
+    plan.end[threadIdx.x] = end;
+    plan.fold[threadIdx.x] = Splits::fold(end);
+  }
+}
+
+// Call `work(fold, split, KeyRange)` for each split that belongs to `slot`. Rows differ in fold
+// only where a step crosses a length at which it grows; each fold then has its own turn.
+template <typename Splits, int kMaxRows, typename Work>
+__device__ __forceinline__ void for_each_split(const RowPlan<kMaxRows>& plan, int first_row,
+                                               int last_row, int slot, Work work) {
+  for (int lead = first_row; lead <= last_row; ++lead) {
+    const int fold = plan.fold[lead];
+    bool done = false;
+    for (int row = first_row; row < lead; ++row) {
+      done = done || plan.fold[row] == fold;
+    }
+    KeyRange seen = {Splits::first(plan.end[lead]), plan.end[lead]};
+    for (int row = lead + 1; row <= last_row; ++row) {
+      if (plan.fold[row] == fold) {
+        seen.first = min(seen.first, Splits::first(plan.end[row]));
+        seen.end = max(seen.end, plan.end[row]);
+      }
+    }
+    if (done || seen.end <= seen.first) {
+      continue;
+    }
+    const int positions = fold * Splits::kUnit;  // in a split
+    const int low = seen.first / positions;
+    const int high = (seen.end - 1) / positions;
+    int split = low + (slot + Splits::kPartials - low % Splits::kPartials) % Splits::kPartials;
+    for (; split <= high; split += Splits::kPartials) {
+      const KeyRange part = {max(seen.first, split * positions),
+                             min(seen.end, (split + 1) * positions)};
+      work(fold, split, part);
+    }
+  }
+}
+
+// Does this row see a position of the split?
+template <typename Splits>
+__device__ __forceinline__ bool sees_split(int end, int fold, int split) {
+  const int positions = fold * Splits::kUnit;
+  const int from = max(Splits::first(end), split * positions);
+  return from < min(end, (split + 1) * positions);
+}
+
+// Partial results in scratch: [kPartials][kMaxRows][kHeads][kHeadDim] sums of weighted values, then
+// [kPartials][kMaxRows][kHeads] pairs of the largest score and the sum of weights.
+template <typename Splits, int kMaxRows, int kHeads, int kHeadDim>
+struct Partials {
+  static constexpr size_t kEntries = static_cast<size_t>(Splits::kPartials) * kMaxRows * kHeads;
+
+  static __device__ __forceinline__ size_t entry(int slot, int row, int head) {
+    return (static_cast<size_t>(slot) * kMaxRows + row) * kHeads + head;
+  }
+
+  static __device__ __forceinline__ float* sums(float* scratch, size_t entry) {
+    return scratch + entry * kHeadDim;
+  }
+
+  static __device__ __forceinline__ float2* weights(float* scratch, size_t entry) {
+    return reinterpret_cast<float2*>(scratch + kEntries * kHeadDim) + entry;
+  }
+};
+
+// The largest value of a warp; the order of integers is that of the floats they encode.
+__device__ __forceinline__ float warp_max(float value) {
+  const int bits = __float_as_int(value);
+  const int ordered = bits ^ ((bits >> 31) & 0x7fffffff);
+  const int most = __reduce_max_sync(kAllLanes, ordered);
+  return __int_as_float(most ^ ((most >> 31) & 0x7fffffff));
+}
+
+// Running softmax of one row, held by a warp. `sum` is each lane's share.
+struct SoftmaxRow {
+  float top = -infinity();
+  float sum = 0.0f;
+
+  // Take in the scores of one unit, lane by lane; scores become weights rounded to `Element`.
+  // Returns the factor by which everything before shrinks. A unit the row sees nothing of
+  // changes no bit: its weights are 0 and the factor is 1.
+  template <typename Element, int kKeys>
+  __device__ __forceinline__ float update(float (&score)[kKeys], const bool (&seen)[kKeys]) {
+    float most = -infinity();
+#pragma unroll
+    for (int i = 0; i < kKeys; ++i) {
+      most = seen[i] && score[i] > most ? score[i] : most;
+    }
+    most = warp_max(most);
+    const float next = most > top ? most : top;
+    const float shrink = next == -infinity() ? 1.0f : exp2_fast((top - next) * kLog2E);
+    sum *= shrink;
+#pragma unroll
+    for (int i = 0; i < kKeys; ++i) {
+      float weight = seen[i] ? exp2_fast((score[i] - next) * kLog2E) : 0.0f;
+      Element rounded;
+      round_to(rounded, weight);
+      score[i] = widen(rounded);
+      sum += score[i];
+    }
+    top = next;
+    return shrink;
+  }
+};

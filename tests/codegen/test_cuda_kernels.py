@@ -1,0 +1,325 @@
+"""Every CUDA kernel that is no matrix product: rendered, compiled for each device, never run."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import pytest
+
+from memra_compiler.codegen.cuda import LIBRARY, TEMPLATES, compile_cuda, render
+from memra_compiler.ir.errors import OpError
+from memra_compiler.ir.types import Sym, TensorType
+from memra_compiler.ops import cuda_attention, cuda_kernels, cuda_state
+from memra_compiler.ops.activation import Add, Concat, GateMul, Scale, SoftCap
+from memra_compiler.ops.argmax import ArgMax
+from memra_compiler.ops.attention import Attention, KvAppend, NormRopeAppend
+from memra_compiler.ops.chain import Advance, Begin, DraftToken
+from memra_compiler.ops.cuda import ARCHS, CudaArch, Launch
+from memra_compiler.ops.norm import RMSNorm, RMSNormAdd
+from memra_compiler.ops.qkv import NormRopeQKV
+from memra_compiler.ops.quantise import Quantise, RMSNormAddQuantise, RMSNormQuantise
+from memra_compiler.ops.rope import NormRope, Rope, RopeAngles
+from memra_compiler.ops.settle import Accept, AdaptDepth, Commit, Rollback
+from memra_compiler.ops.state import Positions, ReadRow, ReadTokens, WriteRows
+from memra_runtime.artifact import (
+    BATCH_ROWS,
+    MAX_DEPTH,
+    MAX_EOS,
+    RING_TOKENS,
+    STATE,
+    STATE_ACCEPTED,
+    STATE_ATTEMPTED,
+    STATE_SIZE,
+)
+
+#: Folders of the templates these tests own; linear kernels have their own tests.
+FAMILIES = ("norm", "rope", "attention", "state", "elementwise", "head")
+
+Maker = Callable[[CudaArch], tuple[Launch, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Geometry:
+    """Sizes of a model that kernels are compiled for."""
+
+    name: str
+    rows: int
+    width: int
+    inner: int
+    vocab: int
+    heads: int
+    kv_heads: tuple[int, int]
+    head_dims: tuple[int, int]
+    window: int
+    kv: str
+    splits: int
+
+
+GEOMETRIES = (
+    Geometry("31b", 8, 5376, 21504, 262144, 32, (16, 4), (256, 512), 1024, "f16", 4),
+    Geometry("12b", 16, 3840, 15360, 262144, 16, (8, 1), (256, 512), 1024, "bf16", 2),
+    Geometry("tiny", 6, 128, 256, 1024, 4, (2, 1), (32, 64), 32, "f32", 1),
+)
+STATE_TYPE, BATCH = TensorType((STATE_SIZE,), "i32"), TensorType((BATCH_ROWS,), "i32")
+
+
+def kernels(g: Geometry) -> Iterator[tuple[str, Maker]]:
+    """Every launch function at the sizes of a model."""
+
+    def rows(*shape: int, dtype: str = "f32") -> TensorType:
+        return TensorType((Sym("T", g.rows), *shape), dtype)
+
+    s = g.splits
+    x, x8, w, one = (
+        rows(g.width),
+        rows(g.width, dtype="a8"),
+        TensorType((g.width,)),
+        TensorType((1,)),
+    )
+    f, f8 = rows(g.inner), rows(g.inner, dtype="a8")
+    both, logits, at = rows(2 * g.width), rows(g.vocab), rows(dtype="i32")
+    k, e = cuda_kernels, cuda_state
+    yield "rmsnorm", lambda a: k.rmsnorm_launches(RMSNorm(), a, x, w, x, splits=s)
+    yield "rmsnorm_unit", lambda a: k.rmsnorm_launches(RMSNorm(), a, x, x)
+    yield "rmsnorm_quantise", lambda a: k.rmsnorm_launches(RMSNormQuantise(), a, x, w, x8)
+    yield "rmsnorm_add", lambda a: k.rmsnorm_add_launches(RMSNormAdd(), a, x, x, w, x, splits=s)
+    yield (
+        "rmsnorm_add_quantise",
+        lambda a: k.rmsnorm_add_launches(RMSNormAddQuantise(), a, x, x, w, w, one, x, x8, splits=s),
+    )
+    yield "rmsnorm_add_quantise_cluster", lambda a: k.rmsnorm_add_launches(
+        RMSNormAddQuantise(), a, x, x, w, w, one, x, x8, splits=s,
+        cluster=4 if a.dependent_launch else 1,
+    )  # fmt: skip
+    yield (
+        "rmsnorm_quantise_cluster",
+        lambda a: k.rmsnorm_launches(
+            RMSNormQuantise(), a, x, w, x8, splits=s, cluster=2 if a.dependent_launch else 1
+        ),
+    )
+    yield "quantise", lambda a: k.quantise_launches(Quantise(), a, x, x8, splits=s)
+    for act in ("gelu_tanh", "silu"):
+        yield (
+            f"gate_mul_{act}",
+            lambda a, act=act: k.gate_mul_launches(GateMul(act), a, f, f, f8, splits=s),
+        )
+    yield "gate_mul", lambda a: k.gate_mul_launches(GateMul(), a, f, f, f)
+    yield "add", lambda a: k.add_launches(Add(), a, x, x, x, splits=s)
+    yield "scale", lambda a: k.scale_launches(Scale(), a, x, one, x, splits=s)
+    yield "softcap", lambda a: k.softcap_launches(SoftCap(), a, logits, logits)
+    yield "concat", lambda a: k.concat_launches(Concat(), a, x, x, both)
+    yield "concat_a8", lambda a: k.concat_launches(Concat(), a, x, x, rows(2 * g.width, dtype="a8"))
+    for kind, (n, d) in enumerate(zip(g.kv_heads, g.head_dims, strict=True)):
+        q, kv, hw = rows(g.heads * d), rows(n * d), TensorType((d,))
+        angles, factors = rows(2, d // 2), TensorType((d // 2,))
+        plane = TensorType((n, 4096 if kind else g.window + g.rows, d), g.kv)
+        span, angle_op = (0, RopeAngles(d, 1e6, d // 2)) if kind else (g.window, RopeAngles(d))
+        yield (
+            f"head_norm_{d}",
+            lambda a, q=q, hw=hw, d=d: k.rmsnorm_launches(RMSNorm(size=d), a, q, hw, q, splits=s),
+        )
+        yield (
+            f"rope_angles_{d}",
+            lambda a, o=angle_op, f=factors, t=angles: k.rope_angles_launches(o, a, at, f, t),
+        )
+        yield f"rope_{d}", lambda a, q=q, t=angles: k.rope_launches(Rope(), a, q, t, q, splits=s)
+        yield (
+            f"norm_rope_{d}",
+            lambda a, q=q, t=angles, hw=hw: k.norm_rope_launches(
+                NormRope(), a, q, t, hw, q, splits=s
+            ),
+        )
+        yield (
+            f"norm_rope_append_{d}",
+            lambda a, kv=kv, t=angles, hw=hw, p=plane: k.norm_rope_append_launches(
+                NormRopeAppend(), a, kv, kv, t, hw, at, p, p, splits=s
+            ),
+        )
+        yield (
+            f"norm_rope_qkv_{d}",
+            lambda a, q=q, kv=kv, t=angles, hw=hw, p=plane: k.norm_rope_qkv_launches(
+                NormRopeQKV(), a, q, kv, kv, t, hw, hw, at, p, p, q, splits=s
+            ),
+        )
+        yield (
+            f"kv_append_{d}",
+            lambda a, kv=kv, p=plane: k.kv_append_launches(KvAppend(), a, kv, kv, at, p, p),
+        )
+        for out in ("f32", "a8"):
+            yield (
+                f"attention_{d}_{out}",
+                lambda a, q=q, p=plane, o=out, s=span: cuda_attention.attention_launches(
+                    Attention(1.0, s), a, q, at, p, p, TensorType(q.shape, o)
+                ),
+            )
+    yield "argmax", lambda a: e.argmax_launches(ArgMax((3, 7)), a, logits, at, splits=s)
+    for kind in ("rows", "ends", "committed", "chain"):
+        yield (
+            f"positions_{kind}",
+            lambda a, kind=kind: e.positions_launches(Positions(kind), a, STATE_TYPE, at),
+        )
+    for chain in (False, True):
+        yield (
+            f"read_tokens_{chain}",
+            lambda a, chain=chain: e.read_tokens_launches(
+                ReadTokens(chain), a, BATCH, STATE_TYPE, at
+            ),
+        )
+    yield "read_row", lambda a: e.read_row_launches(ReadRow(), a, w, x)
+    yield "write_rows", lambda a: e.write_rows_launches(WriteRows(), a, x, x)
+    yield "write_ids", lambda a: e.write_rows_launches(WriteRows(), a, at, BATCH)
+    for flag in (False, True):
+        yield (
+            f"begin_{flag}",
+            lambda a, flag=flag: e.begin_launches(Begin(flag), a, STATE_TYPE, BATCH, w, w),
+        )
+        yield (
+            f"rollback_{flag}",
+            lambda a, flag=flag: e.rollback_launches(Rollback(flag), a, STATE_TYPE),
+        )
+        yield (
+            f"adapt_depth_{flag}",
+            lambda a, flag=flag: e.adapt_depth_launches(AdaptDepth(flag), a, STATE_TYPE),
+        )
+    context = TensorType((4097,), "i32")
+    yield (
+        "draft_token",
+        lambda a: e.draft_token_launches(
+            DraftToken(), a, TensorType((1,), "i32"), STATE_TYPE, context, BATCH
+        ),
+    )
+    yield "advance", lambda a: e.advance_launches(Advance(), a, STATE_TYPE)
+    yield "accept", lambda a: e.accept_launches(Accept(), a, STATE_TYPE, BATCH, BATCH)
+    end = (
+        STATE_TYPE, BATCH, BATCH, TensorType((BATCH_ROWS, g.width)), w,
+        TensorType((RING_TOKENS,), "i32"), TensorType((MAX_EOS,), "i32"),
+    )  # fmt: skip
+    yield "commit", lambda a: e.commit_launches(Commit(), a, *end)
+    yield "settle", lambda a: e.settle_launches(Rollback(), Commit(), AdaptDepth(), a, *end)
+
+
+KERNELS = {(g.name, name): make for g in GEOMETRIES for name, make in kernels(g)}
+#: Kernels that run in every layer: (registers a thread may use, in sm_90a).
+HOT = {
+    ("31b", "rmsnorm_quantise"): (72,),
+    ("31b", "rmsnorm_add_quantise"): (96,),
+    ("31b", "norm_rope_qkv_256"): (64,),
+    ("31b", "norm_rope_qkv_512"): (128,),
+    ("31b", "attention_256_a8"): (128, 64),
+    ("31b", "attention_512_a8"): (255, 64),
+    ("31b", "argmax"): (64, 32),
+    ("31b", "settle"): (40,),
+}
+
+
+@cache
+def compiled(arch: str) -> dict[tuple[str, str], list[str]]:
+    """The compiler's resource reports of all kernels, each distinct source compiled once."""
+    jobs: dict[str, str] = {}
+    users: dict[tuple[str, str], list[str]] = {}
+    for key, make in KERNELS.items():
+        for i, launch in enumerate(make(ARCHS[arch])):
+            symbol, source = render(launch, f"{key[1]}_{i}")
+            if source.replace(symbol, "") not in jobs:
+                jobs[source.replace(symbol, "")] = source
+            users.setdefault(key, []).append(source.replace(symbol, ""))
+
+    def compile_one(source: str) -> str:
+        log: list[str] = []
+        compile_cuda(source, "kernel", ARCHS[arch], log=log)
+        return log[0]
+
+    with ThreadPoolExecutor(2) as pool:
+        logs = dict(zip(jobs, pool.map(compile_one, jobs.values()), strict=True))
+    return {key: [logs[text] for text in texts] for key, texts in users.items()}
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_every_kernel_compiles_without_spills(arch: str) -> None:
+    for key, logs in compiled(arch).items():
+        for log in logs:
+            spills = re.findall(r"(\d+) bytes spill", log)
+            assert all(int(n) == 0 for n in spills), f"{key} on {arch}: {log}"
+
+
+@pytest.mark.parametrize("key", HOT, ids="-".join)
+def test_hot_kernel_keeps_to_its_registers(key: tuple[str, str]) -> None:
+    found = [int(re.findall(r"Used (\d+) registers", log)[-1]) for log in compiled("sm_90a")[key]]
+    assert all(n <= limit for n, limit in zip(found, HOT[key], strict=True)), found
+
+
+def test_sample_text_is_golden(golden: Callable[[str, str], None]) -> None:
+    _, source = render(KERNELS["31b", "rmsnorm_add_quantise"](ARCHS["sm_90a"])[0], "kernel")
+    golden("codegen/residual_norm.cu", source)
+
+
+def test_text_is_deterministic() -> None:
+    for make in KERNELS.values():
+        first = [render(launch, "k") for launch in make(ARCHS["sm_90a"])]
+        assert first == [render(launch, "k") for launch in make(ARCHS["sm_90a"])]
+
+
+def test_every_template_waits_for_its_predecessor() -> None:
+    for family in FAMILIES:
+        for path in (TEMPLATES / family).iterdir():
+            text = path.read_text(encoding="utf-8")
+            assert text.index("launch_dependents();") < text.index("wait_for_predecessor();"), path
+
+
+def test_slots_of_the_device_block_are_those_of_the_artifact() -> None:
+    text = (LIBRARY / "state.cuh").read_text(encoding="utf-8")
+    body = re.search(r"enum Slot : int \{(.*?)\};", text, re.S)
+    assert body is not None
+    names = [line.strip().split(" ")[0].rstrip(",") for line in body[1].strip().splitlines()]
+    camel = ["k" + "".join(part.capitalize() for part in name.split("_")) for name in STATE]
+    assert names == [*camel, "kAttemptedTable", "kAcceptedTable", "kStateSize"]
+    assert f"kMaxDepth = {MAX_DEPTH};" in text
+    assert STATE_ACCEPTED - STATE_ATTEMPTED == STATE_SIZE - STATE_ACCEPTED == MAX_DEPTH
+
+
+def attention_types(rows: int, dtype: str = "f16") -> tuple[TensorType, ...]:
+    q, plane = TensorType((Sym("T", rows), 32 * 512)), TensorType((4, 4096, 512), dtype)
+    return q, TensorType((Sym("T", rows),), "i32"), plane, plane
+
+
+def test_attention_class_does_not_depend_on_rows() -> None:
+    for arch in ARCHS.values():
+        for dtype in ("f32", "f16", "bf16"):
+            for span in (0, 1024):
+                classes = {
+                    cuda_attention.attention_class(
+                        Attention(1.0, span), arch, *attention_types(rows, dtype)
+                    )
+                    for rows in (1, 6, 8, 16)
+                }
+                assert len(classes) == 1
+
+
+def test_attention_fits_the_shared_memory_of_every_device() -> None:
+    for arch in ARCHS.values():
+        for key, make in KERNELS.items():
+            if key[1].startswith("attention"):
+                assert all(launch.shared_bytes < arch.shared_bytes for launch in make(arch)), key
+
+
+def test_attention_scratch_does_not_depend_on_the_context() -> None:
+    arch = ARCHS["sm_90a"]
+    q, ends, plane, _ = attention_types(8)
+    longer = TensorType((4, 1 << 17, 512), "f16")
+    needed = cuda_attention.attention_scratch_floats(Attention(), arch, q, ends, plane, plane)
+    assert needed == 33 * 8 * 32 * (512 + 2)
+    assert needed == cuda_attention.attention_scratch_floats(
+        Attention(), arch, q, ends, longer, longer
+    )
+
+
+def test_a8_rows_that_fill_no_piece_are_refused() -> None:
+    x = TensorType((Sym("T", 8), 96))
+    with pytest.raises(OpError, match="multiple of 64 inputs"):
+        cuda_kernels.quantise_launches(
+            Quantise(), ARCHS["sm_90a"], x, TensorType((Sym("T", 8), 96), "a8")
+        )

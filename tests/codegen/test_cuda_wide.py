@@ -1,0 +1,175 @@
+"""The matrix kernels of prompts without a GPU: geometry, launches, and what the compiler makes."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from memra_compiler.codegen.cuda import compile_cuda, render
+from memra_compiler.ir.errors import OpError
+from memra_compiler.ir.types import TensorType
+from memra_compiler.ops.cuda import ARCHS, CudaArch, Launch
+from memra_compiler.ops.cuda_linear import FORMATS
+from memra_compiler.ops.cuda_wide import WIDE_ROWS, WideParams, wide_launches, wide_planes
+
+HOPPER = ARCHS["sm_90a"]
+TILED = [name for name, format in FORMATS.items() if "a8" in format.classes]
+
+#: (K, outputs of each matrix, gated)
+SHAPES_31B = {
+    "qkv": (5376, (8192, 4096, 4096), False),
+    "qkv_full": (5376, (16384, 2048), False),
+    "o": (8192, (5376,), False),
+    "o_full": (16384, (5376,), False),
+    "gate_up": (5376, (21504, 21504), True),
+    "down": (21504, (5376,), False),
+}
+SHAPES = {
+    **{f"31b {name}": shape for name, shape in SHAPES_31B.items()},
+    "head": (5376, (262144,), False),
+    "12b qkv": (3840, (4096, 2048, 2048), False),
+    "12b gate_up": (3840, (15360, 15360), True),
+    "12b down": (15360, (3840,), False),
+    "tiny 128": (128, (128,), False),
+    "tiny 256": (256, (256, 128, 128), False),
+    "tiny 512": (512, (4096,), False),
+    "tiny 1024": (1024, (256,), False),
+    "tiny gate_up": (256, (1024, 1024), True),
+    "one tile": (64, (16,), False),
+    "odd": (64 * 97, (16,), False),
+}
+
+
+def launches(
+    name: str,
+    shape: tuple[int, tuple[int, ...], bool],
+    arch: CudaArch = HOPPER,
+    rows: int = WIDE_ROWS,
+) -> tuple[Launch, ...]:
+    inputs, outputs, gated = shape
+    x = TensorType((rows, inputs), "a8")
+    weights = [TensorType((n, inputs), name) for n in outputs]
+    return wide_launches(arch, x, weights, (), act="gelu_tanh" if gated else None)
+
+
+@pytest.mark.parametrize("arch", ARCHS.values(), ids=list(ARCHS))
+def test_every_shape_has_a_geometry(arch: CudaArch) -> None:
+    for label, shape in SHAPES.items():
+        for name in TILED:
+            if shape[0] % FORMATS[name].unit_inputs:
+                continue
+            (launch,) = launches(name, shape, arch)
+            p = launch.params
+            g = p.geometry
+            units = shape[0] // FORMATS[name].unit_inputs
+            where = f"{label} {name} {arch.name} {g}"
+            assert launch.shared_bytes <= arch.shared_bytes - 1024, where
+            assert (g.splits - 1) * g.split_units < units <= g.splits * g.split_units, where
+            assert g.groups <= g.split_units, where
+            assert launch.block == 32 * g.warps <= 384, where
+            assert p.stages >= 2, where
+            assert p.stage_units % g.groups == 0, where
+            assert g.splits == 1 or not p.gated, where
+            assert launch.grid[0] * g.block_tiles >= p.work.tiles * g.splits, where
+
+
+@pytest.mark.parametrize("name", TILED)
+@pytest.mark.parametrize("arch", ARCHS.values(), ids=list(ARCHS))
+def test_rows_do_not_change_how_inputs_are_cut(arch: CudaArch, name: str) -> None:
+    for shape in SHAPES.values():
+        if shape[0] % FORMATS[name].unit_inputs == 0:
+            cuts = {
+                launches(name, shape, arch, rows)[0].params.geometry for rows in (9, 16, 31, 64)
+            }
+            assert len(cuts) == 1
+
+
+def test_formats_take_a_launch_each() -> None:
+    x = TensorType((64, 512), "a8")
+    q4, q6 = TensorType((32, 512), "q4_k"), TensorType((32, 512), "q6_k")
+    group = wide_launches(HOPPER, x, [q4, q6, q4], ())
+    assert [[m.index for m in launch.params.matrices] for launch in group] == [[0, 2], [1]]
+    assert wide_planes(HOPPER, x, [q4, q6, q4]) == 1
+    gated = wide_launches(HOPPER, x, [q4, q6], (), act="silu")
+    assert [launch.params.act for launch in gated] == ["", "silu"]
+    assert [launch.params.reads_out for launch in gated] == [False, True]
+    assert wide_planes(HOPPER, x, [q4, q4], "silu") == 1
+
+
+def test_planes_follow_the_splits() -> None:
+    x = TensorType((64, 21504), "a8")
+    w = TensorType((5376, 21504), "q4_0")
+    (launch,) = wide_launches(HOPPER, x, [w], ())
+    assert wide_planes(HOPPER, x, [w]) == launch.params.geometry.splits > 1
+    single = TensorType((64, 5376), "f32", layout="planes1")
+    (launch,) = wide_launches(HOPPER, x, [w], [single])
+    assert launch.params.geometry.splits == 1
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "message"),
+    [
+        (TensorType((16, 128), "f32"), TensorType((32, 128), "q4_0"), "a8 activations"),
+        (TensorType((65, 128), "a8"), TensorType((32, 128), "q4_0"), "up to 64 rows"),
+        (TensorType((16, 128), "a8"), TensorType((24, 128), "q4_0"), "in tiles of 16 outputs"),
+        (TensorType((16, 256), "a8"), TensorType((32, 256), "bf16"), "quantised weights"),
+        (TensorType((16, 256), "a8"), TensorType((32, 128), "q4_0"), "do not fit"),
+    ],
+)
+def test_what_does_not_tile_is_refused(x: TensorType, w: TensorType, message: str) -> None:
+    with pytest.raises(OpError, match=message):
+        wide_launches(HOPPER, x, [w], ())
+
+
+def resources(launch: Launch, arch: CudaArch) -> tuple[int, int]:
+    """Registers and spilled bytes of a compiled launch."""
+    symbol, source = render(launch, "wide")
+    log: list[str] = []
+    compile_cuda(source, symbol, arch, log=log)
+    registers = re.search(r"Used (\d+) registers", log[0])
+    spills = re.search(r"(\d+) bytes spill stores", log[0])
+    assert registers, log[0]
+    assert spills, log[0]
+    return int(registers[1]), int(spills[1])
+
+
+@pytest.mark.parametrize("shape", SHAPES_31B)
+def test_hot_kernels_do_not_spill(shape: str) -> None:
+    (launch,) = launches("q4_0", SHAPES_31B[shape])
+    registers, spilled = resources(launch, HOPPER)
+    assert spilled == 0
+    # a scheduler's registers are shared by whole warps
+    assert registers * 32 * -(-launch.block // 128) <= 16384
+
+
+@pytest.mark.parametrize("arch", ARCHS.values(), ids=list(ARCHS))
+@pytest.mark.parametrize("name", TILED)
+def test_every_format_compiles(name: str, arch: CudaArch) -> None:
+    for rows in (16, 64):
+        (launch,) = launches(name, (1024, (256, 48), False), arch, rows)
+        assert resources(launch, arch)[1] <= 16
+
+
+@pytest.mark.parametrize("arch", ARCHS.values(), ids=list(ARCHS))
+def test_every_form_compiles(arch: CudaArch) -> None:
+    x = TensorType((24, 256), "a8")
+    q4, q8 = TensorType((48, 256), "q4_0"), TensorType((48, 256), "q8_0")
+    forms = [
+        *wide_launches(arch, x, [q4, q4], (), act="silu"),
+        *wide_launches(arch, x, [q4, q8], (), act="gelu_tanh"),
+        *wide_launches(arch, x, [q4, q8, q4], ()),
+        *wide_launches(arch, TensorType((64, 64), "a8"), [TensorType((16, 64), "q4_0")], ()),
+    ]
+    for launch in forms:
+        assert resources(launch, arch)[1] <= 16
+
+
+def test_text_is_deterministic_and_holds_the_geometry() -> None:
+    (first,) = launches("q4_0", SHAPES_31B["down"])
+    (again,) = launches("q4_0", SHAPES_31B["down"])
+    assert render(first, "wide") == render(again, "wide")
+    _, source = render(first, "wide")
+    assert isinstance(first.params, WideParams)
+    assert f"constexpr int kSplits = {first.params.geometry.splits};" in source
+    assert max(map(len, source.splitlines())) <= 100

@@ -1,0 +1,207 @@
+"""The 31B and the 12B without weights: geometry, tensors, parameters and wiring, and that they
+compile.
+
+Every number is from the tables of the published models, restated here by hand.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from memra_compiler.compile import CompileOptions, compile_spec, load, lower
+from memra_compiler.ir.graph import Module, Weight
+
+SPECS = Path(__file__).parent.parent.parent / "model_specs"
+VOCAB, DRAFT_WIDTH, DRAFT_FFN = 262144, 1024, 8192
+
+
+@dataclass(frozen=True)
+class Large:
+    """One published model. `swa` and `full` are (K/V heads, head width) of the layer kinds."""
+
+    name: str
+    width: int
+    layers: int
+    heads: int
+    swa: tuple[int, int]
+    full: tuple[int, int]
+    ffn: int
+    parameters: float  # billions
+    kv_per_token: int  # K plus V elements over all layers
+    kv_targets: tuple[int, int]
+    tensors: int
+
+    def kind(self, layer: int) -> tuple[int, int]:
+        return self.full if layer % 6 == 5 else self.swa
+
+
+MODELS = (
+    Large("gemma4_31b", 5376, 60, 32, (16, 256), (4, 512), 21504, 30.70, 450_560, (58, 59),
+          50 * 14 + 10 * 13 + 3),
+    Large("gemma4_12b", 3840, 48, 16, (8, 256), (1, 512), 15360, 11.91, 172_032, (46, 47),
+          40 * 14 + 8 * 13 + 3),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=lambda m: m.name)
+def large(request: pytest.FixtureRequest) -> Large:
+    found: Large = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def module(large: Large) -> Module:
+    return lower(*load(SPECS / f"{large.name}.yaml", CompileOptions()))
+
+
+def target_tensors(m: Large) -> dict[str, tuple[int, ...]]:
+    """GGUF name -> shape [out, in], from the tables of the model's reference."""
+    found: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (VOCAB, m.width),
+        "output_norm.weight": (m.width,),
+        "rope_freqs.weight": (256,),
+    }
+    for i in range(m.layers):
+        kv_heads, d = m.kind(i)
+        layer: dict[str, tuple[int, ...]] = {
+            "attn_norm": (m.width,),
+            "attn_q": (m.heads * d, m.width),
+            "attn_k": (kv_heads * d, m.width),
+            "attn_output": (m.width, m.heads * d),
+            "attn_q_norm": (d,),
+            "attn_k_norm": (d,),
+            "post_attention_norm": (m.width,),
+            "ffn_norm": (m.width,),
+            "ffn_gate": (m.ffn, m.width),
+            "ffn_up": (m.ffn, m.width),
+            "ffn_down": (m.width, m.ffn),
+            "post_ffw_norm": (m.width,),
+            "layer_output_scale": (1,),
+        }
+        if m.kind(i) == m.swa:  # global layers take their values from the keys
+            layer["attn_v"] = (kv_heads * d, m.width)
+        found |= {f"blk.{i}.{name}.weight": shape for name, shape in layer.items()}
+    return found
+
+
+def draft_tensors(m: Large) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (VOCAB, DRAFT_WIDTH),
+        "output_norm.weight": (DRAFT_WIDTH,),
+        "rope_freqs.weight": (256,),
+        "nextn.pre_projection.weight": (DRAFT_WIDTH, 2 * m.width),
+        "nextn.post_projection.weight": (m.width, DRAFT_WIDTH),
+    }
+    for i in range(4):
+        d = 512 if i == 3 else 256
+        layer: dict[str, tuple[int, ...]] = {
+            "attn_norm": (DRAFT_WIDTH,),
+            "attn_q": (m.heads * d, DRAFT_WIDTH),
+            "attn_q_norm": (d,),
+            "attn_output": (DRAFT_WIDTH, m.heads * d),
+            "post_attention_norm": (DRAFT_WIDTH,),
+            "ffn_norm": (DRAFT_WIDTH,),
+            "ffn_gate": (DRAFT_FFN, DRAFT_WIDTH),
+            "ffn_up": (DRAFT_FFN, DRAFT_WIDTH),
+            "ffn_down": (DRAFT_WIDTH, DRAFT_FFN),
+            "post_ffw_norm": (DRAFT_WIDTH,),
+            "layer_output_scale": (1,),
+        }
+        found |= {f"blk.{i}.{name}.weight": shape for name, shape in layer.items()}
+    return found
+
+
+def weights_of(module: Module, source: str) -> list[Weight]:
+    return [w for w in module.weights.values() if w.source == source]
+
+
+def shapes(module: Module, source: str) -> dict[str, tuple[int, ...]]:
+    return {w.names[0]: w.type.max_shape for w in weights_of(module, source)}
+
+
+def test_target_tensors(large: Large, module: Module) -> None:
+    assert shapes(module, "target") == target_tensors(large)
+    assert len(target_tensors(large)) == large.tensors
+
+
+def test_parameters(large: Large, module: Module) -> None:
+    total = sum(w.type.elements for w in weights_of(module, "target") if not w.made)
+    assert round(total / 1e9, 2) == large.parameters
+
+
+def test_drafter_tensors(large: Large, module: Module) -> None:
+    assert shapes(module, "draft") == draft_tensors(large)
+    assert len(draft_tensors(large)) == 49
+
+
+def test_caches(large: Large, module: Module) -> None:
+    caches = {n: p for n, p in module.planes.items() if p.kind}
+    per_token = sum(p.type.max_shape[0] * p.type.max_shape[2] for p in caches.values())
+    assert per_token == large.kv_per_token
+    assert len(caches) == 2 * large.layers
+    for i in range(large.layers):
+        kv_heads, d = large.kind(i)
+        windowed = large.kind(i) == large.swa
+        for part in "kv":
+            plane = caches[f"target.layers.{i}.{part}"]
+            assert (plane.type.max_shape[0], plane.type.max_shape[2]) == (kv_heads, d)
+            assert plane.ring == windowed
+            assert plane.type.max_shape[1] == (1024 + 8 if windowed else 32768)
+            assert plane.type.dtype == "f16"
+
+
+def test_drafter_reads_the_last_caches(large: Large, module: Module) -> None:
+    swa, full = large.kv_targets
+    reads = [n.inputs[2:] for n in module.programs["draft"].nodes if n.op.name == "attention"]
+    wanted = [swa, swa, swa, full]
+    assert reads == [(f"@target.layers.{i}.k", f"@target.layers.{i}.v") for i in wanted]
+
+
+def test_attention_looks_back_a_window_or_everything(large: Large, module: Module) -> None:
+    def spans(program: str) -> list[int]:
+        nodes = module.programs[program].nodes
+        return [n.op.attrs()["span"] for n in nodes if n.op.name == "attention"]
+
+    period = [1024] * 5 + [0]
+    assert spans("verify") == spans("plain_step") == period * (large.layers // 6)
+    # the last layer of a prompt chunk only appends
+    assert spans("prefill") == (period * (large.layers // 6))[:-1]
+    assert spans("draft") == [1023] * 3 + [0]  # the query's own position has no row
+
+
+def test_rotary_positions(large: Large, module: Module) -> None:
+    angles = [n for n in module.programs["verify"].nodes if n.op.name == "rope_angles"]
+    swa, full = (n.op.attrs() for n in angles)
+    assert (swa["head_dim"], swa["base"], swa["rotated"]) == (256, 1e4, 128)
+    assert (full["head_dim"], full["base"], full["rotated"]) == (512, 1e6, 256)
+    assert [n.inputs[1:] for n in angles] == [(), ("$target.rope_freqs",)]
+    # a source without the tensor has it made: 64 of 256 pairs turn
+    assert module.weights["target.rope_freqs"].made == ("rope_factors", 64)
+
+
+def test_scale_softcap_and_suppressed_tokens(large: Large, module: Module) -> None:
+    nodes = module.programs["verify"].nodes
+    ops = {n.op.name: n.op.attrs() for n in nodes}
+    assert ops["embed"]["scale"] == pytest.approx(large.width**0.5)
+    assert ops["softcap"]["cap"] == 30.0
+    assert ops["attention"]["scale"] == 1.0
+    suppressed = {"gemma4_31b": (), "gemma4_12b": (258882, 258883)}
+    assert ops["argmax"]["suppress"] == suppressed[large.name]
+    draft = Counter(n.op.name for n in module.programs["draft"].nodes)
+    assert draft["softcap"] == 0
+
+
+@pytest.mark.slow
+def test_compiles_for_the_cpu_in_a_minute(large: Large, tmp_path: Path, kernel_cache: Path) -> None:
+    start = time.perf_counter()
+    options = CompileOptions(cache=kernel_cache / large.name)  # nothing is known yet
+    compiled = compile_spec(SPECS / f"{large.name}.yaml", tmp_path / "large.cpu.memra", options)
+    assert time.perf_counter() - start < 60
+    assert (compiled.folder / "programs.so").is_file()
+    weights = sum(w.bytes for w in compiled.manifest.weights)
+    assert compiled.manifest.weight_bytes == weights

@@ -1,0 +1,53 @@
+"""plan_launches: the sequences of a round, and a broken round for each planted fault."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pass_support import ALL_SPECS, TINY, Golden, read, stages
+
+from memra_compiler.ir.errors import IRError
+from memra_compiler.ir.text import print_module
+from memra_compiler.ir.verify import verify
+from memra_compiler.passes.plan_launches import plan_launches
+
+PROGRAMS = (
+    "prefill plain_step begin begin_plain draft verify accept rollback commit adapt adapt_fresh"
+)
+BEFORE = "module toy\n" + "".join(f"program {p} rows T<=1 {{\n}}\n" for p in PROGRAMS.split())
+FAULTY = BEFORE + 'program rollback_fault_skip_rollback rows T<=1 fault "skip_rollback" {\n}\n'
+
+
+def test_sequences_are_composed(golden: Golden) -> None:
+    text = print_module(plan_launches(read(FAULTY)))
+    golden("passes/plan_launches.mir", text[text.index("sequence") :])
+
+
+def test_without_faults_there_is_no_faulty_round() -> None:
+    assert set(plan_launches(read(BEFORE)).sequences) == {"prefill", "prime", "plain", "round"}
+
+
+def test_missing_program_is_refused_by_the_verifier() -> None:
+    module = read(BEFORE)
+    programs = {n: p for n, p in module.programs.items() if n != "adapt"}
+    planned = plan_launches(replace(module, programs=programs))
+    with pytest.raises(IRError, match="sequence round: there is no program adapt"):
+        verify(planned)
+
+
+@pytest.mark.parametrize("path", ALL_SPECS, ids=lambda p: p.stem)
+def test_every_program_of_a_spec_is_launched(path: Path) -> None:
+    module = stages(path)["plan_launches"]
+    called = {call.program for s in module.sequences.values() for call in s.calls}
+    assert called == set(module.programs)
+
+
+def test_faulty_round_differs_in_one_program() -> None:
+    sequences = stages(TINY)["plan_launches"].sequences
+    faulty = {n: s for n, s in sequences.items() if n.startswith("round_fault_")}
+    assert len(faulty) == 3
+    for sequence in faulty.values():
+        pairs = zip(sequence.calls, sequences["round"].calls, strict=True)
+        assert sum(ours != theirs for ours, theirs in pairs) == 1
