@@ -1,0 +1,81 @@
+"""Bytes and operations of a program at the rows and the context it is timed with.
+
+The manifest states both at the largest row count and a full context. `verify` is the plain step on
+more rows, so its cost between one row and the largest is a straight line between the two. Of a
+cache, only the rows that are visible at the measured context are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memra_runtime.artifact import Manifest, PlaneEntry, ProgramEntry
+
+_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one run of a program must move and compute."""
+
+    bytes: int
+    flops: int
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One layer that attends: the key cache it reads, its query heads, the rows it may see."""
+
+    plane: PlaneEntry
+    heads: int
+    span: int
+
+    def unseen(self, seen: int, rows: int) -> Cost:
+        """The part of the manifest's cost that a shorter context saves."""
+        kv_heads, _, size = self.plane.shape
+        missing = max(0, self.span - seen)
+        read = 2 * kv_heads * missing * size * _BYTES[self.plane.dtype]
+        return Cost(read, 4 * rows * self.heads * missing * size)
+
+
+def program(manifest: Manifest, name: str) -> ProgramEntry:
+    """The cost entry of a program."""
+    return next(p for p in manifest.programs if p.name == name)
+
+
+def readers(manifest: Manifest, section: str) -> Iterator[Reader]:
+    """The attending layers of `target` or `drafter`."""
+    stack = manifest.spec[section]
+    planes = {p.id: p for p in manifest.planes if p.rollback == "truncate"}
+    layers = manifest.spec["target"]["layers"]
+    for index, kind in enumerate(stack["layers"]):
+        (mixer,) = stack["layer_kinds"][kind]["mixer"].values()
+        found = planes.get(f"{section}.layers.{index}.k")
+        if "kv_target" in mixer:
+            wanted = mixer["kv_target"].partition("(")[2].rstrip(")")
+            owners = [f"target.layers.{i}.k" for i, k in enumerate(layers) if k == wanted]
+            found = next((planes[name] for name in reversed(owners) if name in planes), None)
+        if found is not None:
+            yield Reader(found, mixer["heads"], mixer.get("window") or found.shape[1])
+
+
+def cost(manifest: Manifest, name: str, rows: int, context: int) -> Cost:
+    """Cost of program `name` at `rows` rows with `context` committed tokens."""
+    entry = program(manifest, name)
+    total = Cost(entry.bytes, entry.flops)
+    if name == "verify" and rows < entry.rows:
+        one = program(manifest, "plain_step")
+        share = (rows - 1) / (entry.rows - 1)
+        total = Cost(
+            round(one.bytes + share * (entry.bytes - one.bytes)),
+            round(one.flops + share * (entry.flops - one.flops)),
+        )
+    sections = {"draft": "drafter", "plain_step": "target", "verify": "target", "prefill": "target"}
+    if name not in sections:
+        return total
+    seen = context + (rows if sections[name] == "target" else 0)
+    saved = [r.unseen(seen, rows) for r in readers(manifest, sections[name])]
+    return Cost(
+        total.bytes - sum(c.bytes for c in saved), total.flops - sum(c.flops for c in saved)
+    )

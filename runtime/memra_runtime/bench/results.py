@@ -1,0 +1,126 @@
+"""Everything memra-bench measured; each number's unit is in its name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from memra_runtime.bench.measure import Floor, Times
+
+
+@dataclass(frozen=True)
+class ProgramResult:
+    """One program at one row count."""
+
+    name: str
+    rows_count: int
+    launches_count: int
+    time: Times
+    bytes: int
+    flops: int
+    bandwidth_gb_s: float
+    compute_gflop_s: float
+    floor_ms: float
+    over_floor_ratio: float
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """One round at one depth. draft + verify + rest + gaps = round."""
+
+    depth_tokens: int
+    draft_ms: float
+    verify_ms: float
+    rest_ms: float
+    gaps_ms: float
+    round_ms: float
+    plain_ratio: float
+    floor_ms: float
+    over_floor_ratio: float
+    break_even_accepted_tokens: float
+    #: None at depth 0: there is nothing to accept.
+    break_even_acceptance_ratio: float | None
+
+
+@dataclass(frozen=True)
+class Fit:
+    """round(k) = plain + fixed + per_draft * k, by least squares over the depths from 1."""
+
+    plain_ms: float
+    fixed_ms: float
+    per_draft_ms: float
+    draft_step_ms: float
+    verify_row_ms: float
+    residual_ms: float
+
+
+@dataclass(frozen=True)
+class ForcedResult:
+    """A round of the largest depth in which a given number of drafts is right."""
+
+    accepted_tokens: int
+    time: Times
+    speed_tok_s: float
+    speedup_ratio: float
+
+
+@dataclass(frozen=True)
+class StreamResult:
+    """A whole generation. `mode` is `plain`, `depth K` or `spec policy`."""
+
+    mode: str
+    speed_tok_s: float
+    min_tok_s: float
+    max_tok_s: float
+    speedup_ratio: float
+    acceptance_ratio: float
+    tokens_per_round_ratio: float
+    rounds_count: int
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """The whole measurement."""
+
+    artifact: str
+    target: str
+    cpu: str
+    pinned: bool
+    threads_count: int
+    context_tokens: int
+    new_tokens: int
+    repeat_count: int
+    floor: Floor
+    programs: tuple[ProgramResult, ...]
+    rounds: tuple[RoundResult, ...]
+    fit: Fit
+    forced: tuple[ForcedResult, ...]
+    forced_spread_ratio: float
+    streams: tuple[StreamResult, ...]
+    prompt_tok_s: float
+    plain_step_ms: float
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def table(self) -> Iterator[tuple[str, str, str, float]]:
+        """Every number as (section, item, quantity, value): the lines of the CSV file."""
+        parts: list[tuple[str, str, Any]] = [("floor", "", self.floor), ("fit", "", self.fit)]
+        parts += [("program", f"{p.name} x{p.rows_count}", p) for p in self.programs]
+        parts += [("round", f"depth {r.depth_tokens}", r) for r in self.rounds]
+        parts += [("forced", f"accepted {f.accepted_tokens}", f) for f in self.forced]
+        parts += [("stream", s.mode, s) for s in self.streams]
+        yield "prompt", "", "speed_tok_s", self.prompt_tok_s
+        for section, item, record in parts:
+            for name, value in _numbers(dataclasses.asdict(record)):
+                yield section, item, name, value
+
+
+def _numbers(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    for name, value in record.items():
+        if isinstance(value, dict):
+            yield from _numbers(value)
+        elif isinstance(value, (int, float)):
+            yield name, value

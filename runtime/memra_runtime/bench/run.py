@@ -1,0 +1,116 @@
+"""Run the whole measurement on a loaded model."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from memra_runtime.bench.measure import cpu_name, measure_floor, quiet_core
+from memra_runtime.bench.results import BenchResult, StreamResult
+from memra_runtime.bench.rounds import (
+    RoundClock,
+    fit_rounds,
+    forced_results,
+    program_results,
+    round_result,
+)
+from memra_runtime.errors import fail
+from memra_runtime.model import Model
+from memra_runtime.session import Policy, Session
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a bench may be told. No depths: 0, 1, 3 and 5 as far as compiled, and the largest."""
+
+    ids: tuple[int, ...]
+    max_new: int = 128
+    depths: tuple[int, ...] = ()
+    repeat: int = 50
+    stream_repeat: int = 7
+    threads: int = 1
+
+
+def run_bench(
+    model: Model, options: Options, tell: Callable[[str, str], None] | None = None
+) -> BenchResult:
+    """Measure floor, programs, rounds, and whole generations. Raises: MemraError."""
+    say = tell or (lambda _label, _text: None)
+    policy = Policy.of(model.manifest)
+    depths = chosen_depths(options.depths, policy)
+    session = Session(model.device, policy)
+    # behind the prompt there must be room for the widest program
+    widest = max(p.rows for p in model.manifest.programs)
+    session.prime(options.ids, max(options.max_new, widest + 2))
+    with quiet_core() as core:
+        say("bench", "floor of this machine")
+        floor = measure_floor(model.manifest)
+        say("bench", f"{len(depths) + 1} ways to generate, {options.stream_repeat} times each")
+        tokens, streams, prompt_speed = measure_streams(model, options, depths)
+        say("bench", f"rounds and programs, {options.repeat} times each")
+        session.policy = policy.fixed(policy.cap)
+        session.prime(options.ids)
+        clock = RoundClock(session)
+        clock.sweep(options.repeat)
+        prefill = clock.prefill([tokens[0]] * 64, options.repeat)
+        forced = forced_results(clock, clock.forced(tokens, options.repeat))
+    times = [f.time.median_ms for f in forced]
+    return BenchResult(
+        model.manifest.name, model.manifest.target, cpu_name(), core is not None, options.threads,
+        len(options.ids), options.max_new, options.repeat, floor,
+        program_results(clock, prefill, model.manifest, floor),
+        tuple(round_result(clock, k, floor) for k in depths),
+        fit_rounds(clock), forced, (max(times) - min(times)) / statistics.median(times),
+        streams, prompt_speed, clock.plain().median_ms,
+    )  # fmt: skip
+
+
+def chosen_depths(given: Sequence[int], policy: Policy) -> tuple[int, ...]:
+    """The depths to report, in order. Raises: MemraError for one that is not compiled."""
+    wanted = given or [k for k in (0, 1, 3, 5) if k <= policy.cap] + [policy.cap]
+    return tuple(sorted({policy.fixed(k).cap for k in wanted}))
+
+
+def measure_streams(
+    model: Model, options: Options, depths: Sequence[int]
+) -> tuple[list[int], tuple[StreamResult, ...], float]:
+    """Generate in every way, interleaved; returns the plain stream, the results, prompt speed."""
+    policy = Policy.of(model.manifest)
+    modes = {"plain": ("plain", policy.fixed(0))}
+    modes |= {f"depth {k}": ("round", policy.fixed(k)) for k in depths}
+    if policy.adaptive:
+        modes["spec policy"] = ("round", policy)
+    count = max(options.max_new, policy.cap + 2)
+    speeds: dict[str, list[float]] = {name: [] for name in modes}
+    prompts, counts, plain = [], {}, list[int]()
+    for turn in range(options.stream_repeat + 1):
+        for name, (sequence, chosen) in modes.items():
+            session = Session(model.device, chosen)
+            session.prime(options.ids, count)
+            found = list(session.generate(count, sequence=sequence))
+            plain = plain or found
+            if found != plain:
+                fail(
+                    "diverged",
+                    f"`{name}` gives another text than plain decoding: its speed means nothing",
+                    hints=("run memra-check, which says where and why",),
+                )
+            stats = session.stats
+            if turn:  # the first turn warms up
+                # the first token comes from the prompt, so it is not counted
+                speeds[name].append((stats.tokens - 1) / stats.seconds)
+                prompts.append(stats.prompt_tokens / stats.prompt_s)
+            counts[name] = (stats.drafted, stats.accepted, stats.rounds)
+    base = statistics.median(speeds["plain"])
+    results = []
+    for name, all_speeds in speeds.items():
+        drafted, accepted, rounds = counts[name]
+        speed = statistics.median(all_speeds)
+        results.append(
+            StreamResult(
+                name, speed, min(all_speeds), max(all_speeds), speed / base,
+                accepted / drafted if drafted else 0.0, 1 + accepted / max(1, rounds), rounds,
+            )
+        )  # fmt: skip
+    return plain, tuple(results), statistics.median(prompts)

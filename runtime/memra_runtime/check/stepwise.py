@@ -1,0 +1,67 @@
+"""Check `launches`: a round launched whole leaves the bits of one launched program by program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from memra_runtime.check.prompts import Prompt
+from memra_runtime.check.report import NotApplicable, Tally, differ
+from memra_runtime.check.rig import Rig
+from memra_runtime.check.rows import digest
+from memra_runtime.session import Policy
+
+_ROUNDS = 12
+
+
+def check_launches(rig: Rig, tally: Tally) -> None:
+    """Every plane after every round; the caches, which are large, after the last."""
+    prompts = [
+        min(rig.prompts, key=lambda p: len(p.ids)),
+        max(rig.prompts, key=lambda p: len(p.ids)),
+    ]
+    runs = 0
+    for prompt in {p.ids: p for p in prompts}.values():
+        rounds = min(_ROUNDS, (rig.capacity - len(prompt.ids)) // (rig.cap + 1))
+        settings = [(f"depth {rig.cap}", rig.fixed(rig.cap)), ("the spec's policy", rig.policy)]
+        for name, policy in settings:
+            for sequence in ("round", "plain"):
+                whole = planes_after(rig, prompt, policy, sequence, rounds, timed=False)
+                steps = planes_after(rig, prompt, policy, sequence, rounds, timed=True)
+                _compare(whole, steps, {"prompt": prompt.name, "setting": f"{sequence}, {name}"})
+                tally.add("planes compared", len(whole))
+                runs += rounds
+    if not runs:
+        raise NotApplicable("the context is too short for a round of the largest depth")
+    tally.add("rounds", runs)
+
+
+def planes_after(
+    rig: Rig, prompt: Prompt, policy: Policy, sequence: str, rounds: int, *, timed: bool
+) -> dict[tuple[int, str], bytes]:
+    """Fingerprints of the planes, by round and plane; all start from empty caches."""
+    rig.cache.clear()
+    rig.device.plane("ring")[:] = 0
+    session = rig.session(policy)
+    session.prime(prompt.ids)
+    small = [p.id for p in rig.manifest.planes if p.rollback != "truncate"]
+    found: dict[tuple[int, str], bytes] = {}
+    for i in range(rounds):
+        session.step(sequence, timed=timed)
+        found |= {(i, name): digest(np.asarray(rig.device.plane(name))) for name in small}
+    caches = {p.id for p in rig.cache.planes}
+    return found | {
+        (rounds - 1, n): digest(np.asarray(rig.device.plane(n))) for n in sorted(caches)
+    }
+
+
+def _compare(
+    whole: dict[tuple[int, str], bytes],
+    steps: dict[tuple[int, str], bytes],
+    place: dict[str, Any],
+) -> None:
+    for (i, name), bits in whole.items():
+        if steps[i, name] != bits:
+            differ(f"plane `{name}` after round {i + 1}", "equal bits however it is launched",
+                   "other bits", first_row=f"plane `{name}`", **place)  # fmt: skip

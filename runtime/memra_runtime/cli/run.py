@@ -1,0 +1,238 @@
+"""`memra-run`: continue a prompt with an artifact, or with a spec that is compiled first."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from memra_runtime.cli.app import (
+    DEFAULT_CACHE,
+    ArtifactArgument,
+    CacheOption,
+    DraftOption,
+    JsonOption,
+    QuietOption,
+    VerboseOption,
+    WeightsOption,
+    command_line,
+    resolve_artifact,
+    teller,
+)
+from memra_runtime.cli.prompts import Prompt, read_prompt
+from memra_runtime.errors import fail
+
+if TYPE_CHECKING:
+    from memra_runtime.cli.run_report import RunStats
+    from memra_runtime.model import MemoryPlan, Model, Opened
+    from memra_runtime.session import Session
+
+#: Tokens produced unless `--max-new` says otherwise or the context ends before.
+DEFAULT_NEW = 128
+
+PromptOption = Annotated[
+    str | None,
+    typer.Option("--prompt", "-p", metavar="TEXT", show_default=False, help="Text to continue."),
+]
+PromptFileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--prompt-file",
+        metavar="F",
+        show_default=False,
+        help="File with the text to continue (UTF-8); `-` is stdin.",
+    ),
+]
+ChatOption = Annotated[
+    str | None,
+    typer.Option(
+        "--chat",
+        metavar="TEXT",
+        show_default=False,
+        help="A user's message, put into the model's chat template.",
+    ),
+]
+IdsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ids",
+        metavar="1,2,3",
+        show_default=False,
+        help="Token ids to continue, or a JSON file with a list of them.",
+    ),
+]
+MaxNewOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-new",
+        "-n",
+        metavar="N",
+        show_default=f"{DEFAULT_NEW}, or what the context has room for",
+        help="Tokens to produce; fewer only if the text ends.",
+    ),
+]
+DepthOption = Annotated[
+    int | None,
+    typer.Option(
+        "--depth",
+        metavar="K",
+        show_default="the spec's policy",
+        help="Draft K tokens in every round; 0 decodes plainly, through rounds.",
+    ),
+]
+PlainOption = Annotated[
+    bool, typer.Option("--plain", help="Decode without the drafter. The text is the same.")
+]
+StatsOption = Annotated[
+    bool,
+    typer.Option(
+        "--stats", help="Afterwards, tell acceptance, where the time goes, and the break-even."
+    ),
+]
+
+EXAMPLE = """
+memra-run model_specs/tiny/gemma4_tiny.yaml --prompt "The quick brown fox" --max-new 40 --stats
+"""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a model, checked as far as it can be before one is loaded."""
+
+    prompt: Prompt
+    max_new: int | None
+    depth: int | None
+    plain: bool
+    stats: bool
+
+    def __post_init__(self) -> None:
+        if self.max_new is not None and self.max_new < 1:
+            fail("max-new", f"cannot produce {self.max_new} tokens", f"--max-new {self.max_new}",
+                 hints=("ask for at least 1",))  # fmt: skip
+        if self.plain and self.depth is not None:
+            fail("usage", "`--plain` has no drafts, so `--depth` says nothing", "--plain --depth",
+                 hints=("give one of the two",))  # fmt: skip
+
+    @property
+    def sequence(self) -> str:
+        return "plain" if self.plain else "round"
+
+
+def run_command(
+    path: ArtifactArgument,
+    weights: WeightsOption = None,
+    draft: DraftOption = None,
+    prompt: PromptOption = None,
+    prompt_file: PromptFileOption = None,
+    chat: ChatOption = None,
+    ids: IdsOption = None,
+    max_new: MaxNewOption = None,
+    depth: DepthOption = None,
+    plain: PlainOption = False,
+    stats: StatsOption = False,
+    as_json: JsonOption = False,
+    cache: CacheOption = DEFAULT_CACHE,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = 0,
+) -> None:
+    """Continue a prompt, greedily; the text streams to stdout, everything else goes to stderr.
+
+    A spec is compiled first, for the weight files that it names or that are given; the artifact
+    is kept in the cache. An artifact needs both `--weights` and `--draft`.
+    """
+    request = Request(
+        read_prompt(prompt, prompt_file, chat, ids), max_new, depth, plain, stats
+    )  # fmt: skip
+    tell = teller(quiet)
+    folder, target_file, draft_file = resolve_artifact(path, weights, draft, cache, quiet)
+    from memra_runtime.cli.run_report import finish_line, memory_line, rounds_line
+    from memra_runtime.model import load_opened, open_model, plan_memory
+    from memra_runtime.session import Policy, Session, check_request
+
+    opened = open_model(folder, target_file, draft_file)
+    policy = Policy.of(opened.manifest)
+    if request.depth is not None:
+        policy = policy.fixed(request.depth)
+    tokens = request.prompt.encode(opened.tokenizer)
+    room = int(opened.manifest.spec["runtime"]["max_context"]) - len(tokens) + 1
+    wanted = request.max_new or max(1, min(DEFAULT_NEW, room))
+    check_request(opened.manifest, tokens, wanted)  # before gigabytes are read
+    memory = plan_memory(opened.manifest)
+    tell("memory", memory_line(memory))
+    for binding in opened.bindings.values():
+        report = binding.report()
+        tell("weights", report if verbose else report.splitlines()[0])
+    tell("rounds", rounds_line(opened.manifest.target, policy, request.plain, request.depth))
+    model = load_opened(opened)
+    session = Session(model.device, policy, model.tokenizer.eos_ids)
+    session.prime(tokens, wanted)
+    text, produced = generate(model, session, wanted, request, stream=not as_json)
+    measured = measure(session, request, memory)
+    if as_json:
+        print(json.dumps(answer(opened, session, text, produced, measured), indent=1))
+    if request.stats:
+        say = teller(quiet=False)  # asked for, so said even with --quiet
+        for label, line in measured.lines():
+            say(label, line)
+        say("finish", finish_line(session.stats.finish, wanted))
+
+
+def generate(
+    model: Model, session: Session, max_new: int, request: Request, *, stream: bool
+) -> tuple[str, list[int]]:
+    """Produce the text; `stream` writes each piece to stdout as soon as it is certain."""
+    out = sys.stdout
+    if stream and hasattr(out, "reconfigure"):
+        out.reconfigure(errors="replace")  # a terminal that cannot show a character shows `?`
+    decoder = model.tokenizer.stream()
+    pieces, produced = [], []
+    for token in session.generate(max_new, sequence=request.sequence, timed=request.stats):
+        produced.append(token)
+        pieces.append(decoder.push(token))
+        if stream and pieces[-1]:
+            out.write(pieces[-1])
+            out.flush()
+    pieces.append(decoder.flush())
+    if stream:
+        out.write(f"{pieces[-1]}\n")
+        out.flush()
+    return "".join(pieces), produced
+
+
+def measure(session: Session, request: Request, memory: MemoryPlan) -> RunStats:
+    """Collect the statistics; times a few plain steps if `--stats` asks for it."""
+    from memra_runtime.cli.run_report import run_stats, time_plain_steps
+    from memra_runtime.model import peak_memory
+
+    plain_ms = time_plain_steps(session) if request.stats else None
+    return run_stats(session.stats, plain_ms, peak_memory(), memory.peak)
+
+
+def answer(
+    opened: Opened, session: Session, text: str, produced: list[int], measured: RunStats
+) -> dict[str, Any]:
+    """The object that `--json` prints."""
+    manifest = opened.manifest
+    return {
+        "text": text,
+        "ids": produced,
+        "finish": session.stats.finish,
+        "stats": measured.as_json(),
+        "versions": {"memra": version("memra"), "compiled_with": dict(manifest.versions)},
+        "artifact": {
+            "name": manifest.name,
+            "target": manifest.target,
+            "digest": manifest.build_key,
+            "spec_digest": manifest.spec_digest,
+        },
+    }
+
+
+main = command_line(run_command, name="memra-run", example=EXAMPLE)
+
+if __name__ == "__main__":
+    main()

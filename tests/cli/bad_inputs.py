@@ -1,0 +1,208 @@
+"""A table of mistakes: what is typed, and what the one report must say."""
+
+from __future__ import annotations
+
+import numpy as np
+from bad_input_tools import (
+    Case,
+    compiling,
+    compiling_spec,
+    compiling_with,
+    flip,
+    folder_with,
+    infinite,
+    nan_scale,
+    other_tokens,
+    running,
+    running_broken,
+    running_with,
+    sound_draft,
+    sound_target,
+    zipped,
+)
+from cli_tools import DRAFT, ROOT, SPEC, TARGET
+
+SPECS = [
+    compiling_spec("bad_yaml", "layers: [swa, swa", "layers: [[swa, swa", "yaml"),
+    compiling_spec("wrong_type", "max_context: 2048", "max_context: many", "wrong-type",
+                   "runtime.max_context", "many"),
+    compiling_spec("unknown_field", "kv_heads: 2", "kvheads: 2", "unknown-field", "`kvheads`",
+                   "did you mean `kv_heads`?"),
+    compiling_spec("unknown_layer_kind", "layers: [swa, swa, swa, swa, swa, full]",
+                   "layers: [swa, swa, swa, swa, swa, slow]", "unknown-kind", "`slow`",
+                   "declared kinds: swa, full", reports=3),
+    compiling_spec("impossible_geometry", "kv_heads: 2", "kv_heads: 3", "conflict",
+                   "must divide heads = 4", reports=2),
+    compiling_spec("contradicts_the_file", "width: 1024", "width: 2048", "weights-mismatch",
+                   "2048", "1024", TARGET.name),
+    compiling("missing_spec", lambda w: [w.path("no.yaml")], "no-file", "no.yaml"),
+    compiling("folder_as_spec", lambda w: [w.folder], "spec", "is a folder"),
+    compiling("weights_as_spec", lambda w: [TARGET], "spec", "weight file", "--weights"),
+    compiling("spec_not_utf8", lambda w: [w.write("s.yaml", b"memra: \xff\xfe")],
+              "encoding", "s.yaml"),
+    compiling("empty_spec", lambda w: [w.write("s.yaml", "")], "yaml", "s.yaml", "empty"),
+    compiling("auto_without_file", lambda w: [
+        w.write("s.yaml", SPEC.read_text().replace("width: 256", "width: auto", 1)
+                .replace(TARGET.name, "absent.gguf"))], "auto", "width", "s.yaml:"),
+    compiling("set_without_value", lambda w: [SPEC, "--set", "round.depth.max"], "set",
+              "round.depth.max", "--set round.depth.max=3"),
+    compiling("set_without_path", lambda w: [SPEC, "--set", "=3"], "set", "=3"),
+    compiling("set_unknown_path", lambda w: [SPEC, "--set", "round.depht.max=3"], "unknown-field",
+              "depht", "--set round.depht.max"),
+    compiling("set_bad_yaml", lambda w: [SPEC, "--set", "round.depth.max=[3"], "set", "[3"),
+    compiling("set_wrong_type", lambda w: [SPEC, "--set", "round.depth.max=deep"], "wrong-type",
+              "--set round.depth.max", "deep"),
+    compiling("set_too_deep", lambda w: [SPEC, "--set", "round.depth.max=99"], "out-of-range",
+              "--set round.depth.max", "15"),
+    compiling("unknown_target", lambda w: [SPEC, "--target", "cuda:sm_1"], "target",
+              "cuda:sm_1", "cpu"),
+]  # fmt: skip
+
+FILES = [
+    compiling_with("missing_weights", lambda w: w.path("no.gguf"), "weights-not-found", "no.gguf"),
+    compiling_with("truncated_header", lambda w: w.cut(TARGET, 20_000), "weights-truncated",
+                   "cut.gguf", "20,000"),
+    compiling_with("truncated_tensors", lambda w: w.cut(TARGET, 4_000_000), "weights-truncated",
+                   "cut.gguf", "4,000,000"),
+    compiling_with("empty_file", lambda w: w.write("m.gguf", ""), "weights-empty", "m.gguf"),
+    compiling_with("zip_file", zipped, "weights-format", "model.gguf", "zip"),
+    compiling_with("text_file", lambda w: w.write("m.gguf", "hello\n" * 50), "weights-format",
+                   "m.gguf", "not a GGUF file"),
+    compiling_with("lfs_pointer", lambda w: w.write(
+        "m.gguf", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"),
+        "weights-format", "m.gguf", "git-lfs pointer"),
+    compiling_with("folder_without_config", lambda w: folder_with(w, "model.safetensors"),
+                   "weights-config",
+                   "config.json"),
+    compiling_with("foreign_arch", lambda w: w.gguf(
+        TARGET, metadata={"general.architecture": "llama"}), "weights-mismatch", "`llama`",
+        "`gemma4`"),
+    compiling("swapped", lambda w: [SPEC, "--weights", DRAFT, "--draft", TARGET],
+              "weights-mismatch", "swapped", reports=2),
+    running_with("swapped_at_run", sound_draft, sound_target, "metadata-arch", "swapped"),
+    running_with("both_the_same", sound_target, sound_target, "metadata-arch", TARGET.name),
+    running_with("other_tokenizer", sound_target, lambda w: w.gguf(
+        DRAFT, metadata=other_tokens()), "pairing-tokenizer", "token 300", "changed.gguf"),
+    running_with("tensor_missing_in_draft", sound_target, lambda w: w.gguf(
+        DRAFT, drop=["blk.1.ffn_up.weight"]), "tensor-missing", "blk.1.ffn_up.weight"),
+    running_with("tensor_extra_in_draft", sound_target, lambda w: w.gguf(
+        DRAFT, add={"blk.9.extra.weight": np.ones(4, np.float32)}), "tensor-unused",
+        "blk.9.extra.weight"),
+    running_with("tensor_misshapen", lambda w: w.gguf(
+        TARGET, change={"output_norm.weight": lambda a: a[:128]}), sound_draft, "tensor-shape",
+        "output_norm.weight", "[128]", "[256]"),
+    running_with("other_format", lambda w: ROOT / "tests/data/gemma4-tiny-q4_0.gguf",
+                 sound_draft, "tensor-format", "q4_0", "q8_0", reports=20),
+    running_with("nan_scale", lambda w: w.gguf(
+        TARGET, change={"blk.2.attn_q.weight": nan_scale}), sound_draft, "weights-not-finite",
+        "blk.2.attn_q.weight"),
+    running_with("infinite_norm", lambda w: w.gguf(
+        TARGET, change={"blk.3.ffn_norm.weight": infinite}), sound_draft, "weights-not-finite",
+        "blk.3.ffn_norm.weight"),
+    running_with("metadata_contradiction", lambda w: w.gguf(
+        TARGET, metadata={"gemma4.attention.sliding_window": 64}), sound_draft,
+        "metadata-mismatch", "wanted 128", "64"),
+    running_with("weights_absent_at_run", lambda w: w.path("no.gguf"), sound_draft,
+                 "weights-not-found", "no.gguf"),
+]  # fmt: skip
+
+OUTPUTS = [
+    compiling("output_is_a_file", lambda w: [SPEC, "-o", w.write("out", "mine")], "output", "out"),
+    compiling("output_is_foreign", lambda w: [SPEC, "-o", folder_with(w, "mine.txt")], "output",
+              "left alone", "-o"),
+    compiling("output_has_another_manifest",
+              lambda w: [SPEC, "-o", folder_with(w, "manifest.json")], "output", "left alone"),
+    compiling("output_below_a_file", lambda w: [SPEC, "-o", w.write("out", "mine") / "a.memra"],
+              "output", "out"),
+    compiling("output_unwritable", lambda w: [SPEC, "-o", "/proc/memra/a.memra"], "output",
+              "/proc/memra"),
+    compiling("cache_unwritable", lambda w: [SPEC, "-o", w.path("a"), "--cache", "/proc/memra"],
+              "io", "/proc/memra"),
+    compiling("no_linker", lambda w: [SPEC, "-o", w.path("a")], "no-linker", "gcc", "apt install",
+              launched=True),
+    compiling("no_argument", lambda w: [], "usage", "SPEC", "memra-compile --help"),
+    compiling("unknown_option", lambda w: [SPEC, "--outptu", "a"], "usage", "--outptu",
+              "--output"),
+    Case("unknown_pass", "memra-inspect", lambda w: [SPEC, "--after", "fusee"], "pass",
+         ("fusee", "`fuse`", "plan_memory")),
+    Case("nothing_to_inspect", "memra-inspect", lambda w: [], "usage", (".yaml",)),
+    Case("pass_of_an_artifact", "memra-inspect", lambda w: [w.artifact, "--after", "fuse"],
+         "usage", ("--after", "plan_launches")),
+    Case("dump_into_a_file", "memra-inspect",
+         lambda w: [SPEC, "--dump-ir", w.write("dump", "mine")], "io", ("dump",)),
+    Case("inspect_broken_artifact", "memra-inspect", lambda w: [w.broken(flip("module.mir"))],
+         "artifact-corrupt", ("module.mir", "compile the spec again")),
+]  # fmt: skip
+
+ARTIFACTS = [
+    running_broken("flipped_byte", lambda w: w.broken(flip("programs.so")), "artifact-corrupt",
+                   "programs.so", "compile the spec again"),
+    running_broken("missing_library", lambda w: w.broken(lambda f: (f / "programs.so").unlink()),
+                   "artifact-corrupt", "programs.so", "missing"),
+    running_broken("truncated_manifest", lambda w: w.broken(
+        lambda f: (f / "manifest.json").write_text('{"format_version": 1, "na')),
+        "artifact-corrupt", "manifest.json"),
+    running_broken("garbled_manifest", lambda w: w.manifest(weights=[{"id": 3}]),
+                   "artifact-corrupt", "manifest.json"),
+    running_broken("manifest_of_other_types", lambda w: w.manifest(files=[1], spec=3),
+                   "artifact-corrupt", "manifest.json"),
+    running_broken("binary_manifest", lambda w: w.broken(
+        lambda f: (f / "manifest.json").write_bytes(b"\xff\x00")), "artifact", "manifest.json"),
+    running_broken("other_version", lambda w: w.manifest(format_version=99), "artifact-version",
+                   "99", "compile the spec again"),
+    running_broken("other_target", lambda w: w.manifest(target="tpu"), "target",
+                   "tpu", "cpu"),
+    running_broken("cpu_lacks_a_feature", lambda w: w.manifest(
+        cpu="newest", cpu_features=["x86_64", "avx9000"]), "target", "newest", "avx9000",
+        "compile the spec on this machine"),
+    running_broken("no_such_artifact", lambda w: w.path("none.memra"), "artifact", "none.memra"),
+    running_broken("weights_as_artifact", lambda w: TARGET, "artifact", "--weights"),
+    running_broken("folder_as_artifact", lambda w: w.folder, "artifact", "manifest.json"),
+    Case("artifact_without_weights", "memra-run", lambda w: [w.artifact, "-p", "a"], "weights",
+         ("--weights", "--draft", "does not store")),
+    Case("artifact_without_draft", "memra-run",
+         lambda w: [w.artifact, "--weights", TARGET, "-p", "a"], "weights", ("--draft",)),
+    Case("spec_names_no_weights", "memra-run",
+         lambda w: [ROOT / "model_specs/gemma4_31b.yaml", "-p", "a", "--cache", w.path("c")],
+         "weights", ("--weights T", "--draft D"), launched=True),
+    Case("spec_names_absent_weights", "memra-run", lambda w: [
+        w.write("s.yaml", SPEC.read_text()), "-p", "a", "--cache", w.path("c")],
+        "weights-missing", (TARGET.name, "--weights T"), launched=True),
+]  # fmt: skip
+
+PROMPTS = [
+    running("no_prompt", lambda w: [], "usage", "--prompt"),
+    running("two_prompts", lambda w: ["-p", "a", "--ids", "1"], "usage", "`--prompt` and `--ids`"),
+    running("empty_prompt", lambda w: ["--prompt", ""], "prompt", "empty"),
+    running("empty_chat", lambda w: ["--chat", ""], "prompt", "empty", "--chat"),
+    running("empty_prompt_file", lambda w: ["--prompt-file", w.write("p.txt", "")], "prompt",
+            "empty", "p.txt"),
+    running("missing_prompt_file", lambda w: ["--prompt-file", w.path("p.txt")], "prompt",
+            "p.txt"),
+    running("folder_as_prompt_file", lambda w: ["--prompt-file", w.folder], "prompt", "irectory"),
+    running("prompt_not_utf8", lambda w: ["--prompt-file", w.write("p.txt", b"a\nb\xe9c")],
+            "prompt", "0xe9", "line 2", "iconv"),
+    running("prompt_of_half_a_pair", lambda w: ["-p", "a\udce9"], "text-surrogate", "UTF-8"),
+    running("bad_ids", lambda w: ["--ids", "1,two"], "ids", "`two`", "--ids"),
+    running("empty_ids", lambda w: ["--ids", ""], "ids", "empty"),
+    running("ids_with_a_hole", lambda w: ["--ids", "1,,2"], "ids", "``"),
+    running("missing_ids_file", lambda w: ["--ids", w.path("i.json")], "ids", "i.json"),
+    running("ids_file_of_texts", lambda w: ["--ids", w.write("i.json", '["a"]')], "ids",
+            "list of ids"),
+    running("ids_out_of_range", lambda w: ["--ids", "1,4096"], "prompt", "4096"),
+    running("negative_id", lambda w: ["--ids", "1,-1"], "prompt", "-1"),
+    running("prompt_too_long", lambda w: ["--ids", ",".join(["5"] * 2049)], "context-full",
+            "2049", "2048"),
+    running("too_many_new", lambda w: ["-p", "a", "--max-new", "4000"], "context-full", "4000",
+            "2048", "at most"),
+    running("none_new", lambda w: ["-p", "a", "--max-new", "0"], "max-new", "0"),
+    running("negative_new", lambda w: ["-p", "a", "--max-new", "-3"], "max-new", "-3"),
+    running("new_is_a_word", lambda w: ["-p", "a", "--max-new", "many"], "usage", "many"),
+    running("too_deep", lambda w: ["-p", "a", "--depth", "6"], "depth", "6", "5"),
+    running("negative_depth", lambda w: ["-p", "a", "--depth", "-1"], "depth", "-1"),
+    running("plain_with_depth", lambda w: ["-p", "a", "--plain", "--depth", "2"], "usage",
+            "--plain", "--depth"),
+    running("chat_without_template", lambda w: ["--chat", "hello"], "chat-template", TARGET.name),
+]  # fmt: skip
+
+CASES = [*SPECS, *FILES, *OUTPUTS, *ARTIFACTS, *PROMPTS]
