@@ -63,7 +63,12 @@ def compile_command(
     spec: SpecArgument,
     output: OutputOption = None,
     target: Annotated[
-        str, typer.Option("--target", metavar="NAME", help="What to compile for.")
+        str,
+        typer.Option(
+            "--target",
+            metavar="NAME",
+            help="`cpu`, or `cuda:` and an architecture: sm_90a is Hopper.",
+        ),
     ] = "cpu",
     weights: WeightsOption = None,
     draft: DraftOption = None,
@@ -117,7 +122,7 @@ def summary(done: Compiled, cached: int) -> Mapping[str, str]:
     made = f"{count - cached} compiled, {cached} cached" if done.fresh else "up to date"
     largest = max((p for p in manifest.programs if not p.fault), key=lambda p: p.bytes)
     return {
-        "target": f"{manifest.target} ({manifest.cpu})",
+        "target": f"{manifest.target} ({manifest.cpu})" if manifest.cpu else manifest.target,
         "kernels": f"{count}: {made}",
         "arena": size(manifest.arena_bytes),
         "weights": f"{size(manifest.weight_bytes)} in {amount(len(manifest.weights), 'tensor')}",

@@ -136,7 +136,10 @@ def program_facts(module: Module) -> list[dict[str, Any]]:
 def program_cost(module: Module, program: Program) -> dict[str, Any]:
     """Launches, bytes and operations of one program, as plain data."""
     rows = program.rows.bound
-    costs = [n.op.cost(rows, *module.operand_types(program, n)) for n in program.nodes]
+    costs = [
+        n.op.cost(rows, *(t.in_rows for t in module.operand_types(program, n)))
+        for n in program.nodes
+    ]
     return {
         "program": program.name,
         "rows": rows,

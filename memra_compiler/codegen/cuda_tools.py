@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,10 +20,13 @@ from memra_compiler.codegen.cuda import (
 )
 from memra_compiler.codegen.kernels import Progress
 from memra_compiler.ir.graph import Module, Node, Program, Weight
+from memra_compiler.ir.types import BLOCK_FORMATS
 from memra_compiler.ops.cuda import CudaArch, Launch, scratch_bytes
 from memra_compiler.ops.cuda_linear import repack_launches
 from memra_runtime.artifact import LaunchEntry, WeightEntry
 from memra_schedules import records
+
+log = logging.getLogger("memra.cuda")
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,16 @@ class Rendered:
     launch: Launch
     symbol: str
     source: str
+
+
+def slow_products(module: Module) -> int:
+    """Quantised weights whose products are left to the simple kernel, for want of int8 rows."""
+    slow = set()
+    for program, node in module.nodes():
+        if "linear" in node.op.name and module.type_of(program, node.inputs[0]).dtype != "a8":
+            weights = [name for name in node.inputs if name.startswith("$")]
+            slow |= {w for w in weights if module.type_of(program, w).dtype in BLOCK_FORMATS}
+    return len(slow)
 
 
 @dataclass(frozen=True)
@@ -50,6 +64,12 @@ class CudaTools:
 
     def write(self, module: Module, key: str, folder: Path, progress: Progress) -> Parts:
         weights = list(module.weights)
+        if slow := slow_products(module):
+            log.warning(
+                "%d quantised weights meet f32 activations, which no fast kernel reads; "
+                "for speed: --set runtime.activations=int8",
+                slow,
+            )
         sources: dict[str, str] = {}
         launches = {
             program.name: tuple(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -30,18 +30,25 @@ def call(function: Callable[..., Any], *args: Any, doing: str = "") -> Any:
     return values[0] if len(values) == 1 else values
 
 
+def _no_gpu(why: str) -> NoReturn:
+    fail(
+        "no-gpu",
+        f"no usable NVIDIA GPU: {why}",
+        hints=("compile with --target cpu to run on the processor",),
+    )
+
+
 class Context:
     """The primary context of one GPU."""
 
     def __init__(self, ordinal: int = 0) -> None:
-        error = driver.cuInit(0)[0]
+        try:
+            error = driver.cuInit(0)[0]
+        except RuntimeError:  # the bindings look for the driver's library on the first call
+            _no_gpu("the NVIDIA driver is not installed")
         count = driver.cuDeviceGetCount()[1] if not int(error) else 0
         if int(error) or ordinal >= count:
-            fail(
-                "no-gpu",
-                f"no usable NVIDIA GPU: cuInit says {error.name}, {count} devices are visible",
-                hints=("compile with --target cpu to run on the processor",),
-            )
+            _no_gpu(f"cuInit says {error.name}, {count} devices are visible")
         self.device = call(driver.cuDeviceGet, ordinal)
         self._handle = call(driver.cuDevicePrimaryCtxRetain, self.device)
         call(driver.cuCtxSetCurrent, self._handle)
