@@ -185,10 +185,10 @@ main(sys.argv[1:])
 
 
 def test_interrupt_ends_quietly(tiny_artifact: Path) -> None:
+    """The pipe is smaller than half the text: the command waits for its reader, so is running."""
     typed = process(tiny_artifact, "-p", PROMPT, "-n", "2000", "-q")
-    with subprocess.Popen(
-        typed, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as running:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "pipesize": 4096}
+    with subprocess.Popen(typed, text=True, **pipes) as running:
         assert running.stdout is not None
         running.stdout.read(3)
         running.send_signal(signal.SIGINT)

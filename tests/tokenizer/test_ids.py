@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 from llama_reference import LlamaReference
-from tokenizer_files import DRAFT, FIXTURES, TARGET, golden, write_folder
+from tokenizer_files import DATA, DRAFT, TARGET, golden, write_folder
 
 from memra_runtime.checkpoint import open_checkpoint
 from memra_runtime.errors import MemraError
@@ -94,11 +93,8 @@ def test_the_drafter_has_the_same_tokenizer(target: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("name", ["gemma4-tiny", "gemma4-tiny-assistant"])
-def test_fixture_folders(target: Tokenizer, name: str) -> None:
-    path: Path = FIXTURES / name
-    if not path.is_dir():
-        pytest.skip(f"the Hugging Face form of the demo model is not at {path}")
-    with open_checkpoint(path) as checkpoint:
+def test_hugging_face_folders(target: Tokenizer, name: str) -> None:
+    with open_checkpoint(DATA / name) as checkpoint:
         tokenizer = load_tokenizer(checkpoint)
     assert tokenizer.fingerprint == target.fingerprint
     for case in GOLDEN["cases"]:

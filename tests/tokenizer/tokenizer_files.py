@@ -13,7 +13,7 @@ TESTS = Path(__file__).parents[1]
 TINY = TESTS.parent / "model_specs" / "tiny"
 TARGET = TINY / "gemma4-tiny-q8_0.gguf"
 DRAFT = TINY / "gemma4-tiny-assistant-q8_0.gguf"
-FIXTURES = TESTS.parents[1] / "shared" / "fixtures"
+DATA = TESTS / "data"
 
 
 def golden() -> dict[str, Any]:
