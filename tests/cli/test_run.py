@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -185,10 +186,14 @@ main(sys.argv[1:])
 
 
 def test_interrupt_ends_quietly(tiny_artifact: Path) -> None:
-    """The pipe is smaller than half the text: the command waits for its reader, so is running."""
+    """The pipe is smaller than half the text: the command waits for its reader, so is running.
+
+    A job in the background of a shell ignores SIGINT, and so do its children: not this one.
+    """
     typed = process(tiny_artifact, "-p", PROMPT, "-n", "2000", "-q")
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "pipesize": 4096}
-    with subprocess.Popen(typed, text=True, **pipes) as running:
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(typed, text=True, preexec_fn=heard, **pipes) as running:
         assert running.stdout is not None
         running.stdout.read(3)
         running.send_signal(signal.SIGINT)
