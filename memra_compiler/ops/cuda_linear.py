@@ -85,7 +85,7 @@ class Geometry:
     `splits` parts of K go to different blocks; in a block, `warps` warps own `slice_units` units of
     K each, read `stage_units` at a time through a ring of `stages`. `blocks` share a
     multiprocessor; registers are limited so that `resident_blocks` fit, which leaves room for the
-    next kernel of the stream to fill its rings. `prefetch_stages` a warp are asked into L2 early.
+    next kernel of the stream to fill its rings.
     """
 
     splits: int
@@ -95,7 +95,6 @@ class Geometry:
     stages: int
     blocks: int = 1
     resident_blocks: int = 1
-    prefetch_stages: int = 0
 
     def shared_bytes(self, work: Work) -> int:
         """Dynamic shared memory: rings, partial sums of two tiles, a gate, tokens, barriers."""

@@ -24,11 +24,6 @@ __device__ __forceinline__ void wait_for_previous_kernel() {
   }
 }
 
-/// Ask for bytes that will be read soon; `bytes` is a multiple of 16. One lane calls.
-__device__ __forceinline__ void prefetch_l2(const void* source, int bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes));
-}
-
 /// A ring of stages in shared memory that belongs to one warp: no other warp ever waits for it.
 ///
 /// With kBulk, one lane asks the copy engine for a whole stage and a barrier counts its bytes

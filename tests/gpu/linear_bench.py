@@ -225,7 +225,7 @@ def weight_bytes(launch: Launch) -> int:
 def geometry_text(launch: Launch) -> str:
     g = launch.params.geometry
     text = f"s{g.splits} w{g.warps}x{g.slice_units} r{g.stage_units}x{g.stages}"
-    return f"{text} b{g.blocks}/{g.resident_blocks} p{g.prefetch_stages}"
+    return f"{text} b{g.blocks}/{g.resident_blocks}"
 
 
 def single(bench: Bench, label: str, launch: Launch) -> None:
@@ -275,11 +275,7 @@ def main() -> None:
     if options.only and options.only not in "chain":
         return
     print("chain of layers: plain; with dependent launch")
-    names = ("qkv", "o", "gate_up", "down")
     chain(bench, options.layers, {}, "defaults")
-    for depth in (2, 6):
-        ahead = {n: {"prefetch_stages": depth} for n in names}
-        chain(bench, options.layers, ahead, f"L2 prefetch of {depth} stages a warp")
     chain(bench, options.layers, MEASURED, "geometry of the prototype")
     fewer = {"down": spread(4, 12, 7, (4, 3))}
     chain(bench, options.layers, fewer, "defaults, down in 4 splits of 12 warps")
