@@ -23,6 +23,7 @@ from memra_compiler.ir.graph import Module, Node, Program, Weight
 from memra_compiler.ir.types import BLOCK_FORMATS
 from memra_compiler.ops.cuda import CudaArch, Launch, scratch_bytes
 from memra_compiler.ops.cuda_linear import repack_launches
+from memra_compiler.ops.linear import PRODUCTS
 from memra_runtime.artifact import LaunchEntry, WeightEntry
 from memra_schedules import records
 
@@ -42,7 +43,7 @@ def slow_products(module: Module) -> int:
     """Quantised weights whose products are left to the simple kernel, for want of int8 rows."""
     slow = set()
     for program, node in module.nodes():
-        if "linear" in node.op.name and module.type_of(program, node.inputs[0]).dtype != "a8":
+        if isinstance(node.op, PRODUCTS) and module.type_of(program, node.inputs[0]).dtype != "a8":
             weights = [name for name in node.inputs if name.startswith("$")]
             slow |= {w for w in weights if module.type_of(program, w).dtype in BLOCK_FORMATS}
     return len(slow)

@@ -351,3 +351,7 @@ class GatedLinear(Op):
             Sample((x, w, w), (("act", "silu"),), rows=1),
             Sample((replace(x, dtype="a8"), w, up), rows=7),
         ]
+
+
+#: Every op that multiplies rows (its first operand) by matrices.
+PRODUCTS = (Linear, LinearGroup, GatedLinear)

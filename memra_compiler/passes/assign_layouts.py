@@ -15,10 +15,10 @@ from memra_compiler.ops.cuda import CudaArch, cuda_arch
 from memra_compiler.ops.cuda_linear import sum_order, weight_layout
 from memra_compiler.ops.cuda_products import product_planes
 from memra_compiler.ops.embed import Embed
-from memra_compiler.ops.linear import GatedLinear, Linear, LinearGroup
+from memra_compiler.ops.linear import PRODUCTS, GatedLinear
 from memra_runtime.errors import fail
 
-_MATRIX_OPS = (Linear, LinearGroup, GatedLinear, Embed)
+_MATRIX_OPS = (*PRODUCTS, Embed)
 
 
 def assign_layouts(module: Module) -> Module:
@@ -93,7 +93,7 @@ def _cut(module: Module, program: Program, node: Node, arch: CudaArch) -> tuple[
     """What decides how a node's results lie and, of a product, in which order they are summed."""
     outputs = [program.values[name] for name in node.outputs]
     layouts = tuple(type.layout for type in outputs)
-    if not isinstance(node.op, Linear | LinearGroup | GatedLinear):
+    if not isinstance(node.op, PRODUCTS):
         return layouts
     x, *weights = module.operand_types(program, node)
     act = node.op.act if isinstance(node.op, GatedLinear) else None
@@ -102,7 +102,7 @@ def _cut(module: Module, program: Program, node: Node, arch: CudaArch) -> tuple[
 
 def _product_layout(module: Module, program: Program, node: Node, arch: CudaArch) -> str:
     """`planesN` for the outputs of a matrix product, else `row`."""
-    if not isinstance(node.op, Linear | LinearGroup | GatedLinear):
+    if not isinstance(node.op, PRODUCTS):
         return "row"
     if not _readers_add(program, node):
         return "planes1"

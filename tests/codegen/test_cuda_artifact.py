@@ -24,6 +24,7 @@ from memra_compiler.ops.cuda import ARCHS
 from memra_compiler.ops.cuda_linear import LinearParams, PlainParams
 from memra_compiler.ops.cuda_state import NoParams, PositionsParams, positions_launches
 from memra_compiler.ops.cuda_wide import WideParams
+from memra_compiler.ops.linear import PRODUCTS
 from memra_compiler.ops.state import Positions
 from memra_runtime.artifact import STATE, LaunchEntry, Manifest, load_manifest
 from memra_runtime.errors import MemraError
@@ -146,7 +147,7 @@ def test_verify_runs_the_kernels_of_the_plain_step(built: Built) -> None:
 def products(of: Module) -> Iterator[tuple[Program, Node, TensorType]]:
     """Every output of a matrix product."""
     for program, node in of.nodes():
-        if node.op.name in ("linear", "linear_group", "gated_linear"):
+        if isinstance(node.op, PRODUCTS):
             yield from ((program, node, program.values[name]) for name in node.outputs)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
+from test_cuda_linear import HOPPER, SHAPES_31B
+from test_cuda_linear import SHAPES as NARROW_SHAPES
 
 from memra_compiler.codegen.cuda import compile_cuda, render
 from memra_compiler.ir.errors import OpError
@@ -13,32 +15,9 @@ from memra_compiler.ops.cuda import ARCHS, CudaArch, Launch
 from memra_compiler.ops.cuda_linear import FORMATS
 from memra_compiler.ops.cuda_wide import WIDE_ROWS, WideParams, wide_launches, wide_planes
 
-HOPPER = ARCHS["sm_90a"]
 TILED = [name for name, format in FORMATS.items() if "a8" in format.classes]
 
-#: (K, outputs of each matrix, gated)
-SHAPES_31B = {
-    "qkv": (5376, (8192, 4096, 4096), False),
-    "qkv_full": (5376, (16384, 2048), False),
-    "o": (8192, (5376,), False),
-    "o_full": (16384, (5376,), False),
-    "gate_up": (5376, (21504, 21504), True),
-    "down": (21504, (5376,), False),
-}
-SHAPES = {
-    **{f"31b {name}": shape for name, shape in SHAPES_31B.items()},
-    "head": (5376, (262144,), False),
-    "12b qkv": (3840, (4096, 2048, 2048), False),
-    "12b gate_up": (3840, (15360, 15360), True),
-    "12b down": (15360, (3840,), False),
-    "tiny 128": (128, (128,), False),
-    "tiny 256": (256, (256, 128, 128), False),
-    "tiny 512": (512, (4096,), False),
-    "tiny 1024": (1024, (256,), False),
-    "tiny gate_up": (256, (1024, 1024), True),
-    "one tile": (64, (16,), False),
-    "odd": (64 * 97, (16,), False),
-}
+SHAPES = {**NARROW_SHAPES, "one tile": (64, (16,), False)}
 
 
 def launches(
