@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.activation import Add, Concat, GateMul, Scale, SoftCap
 from memra_compiler.ops.attention import KvAppend, NormRopeAppend
-from memra_compiler.ops.base import Op, expect
+from memra_compiler.ops.base import expect
 from memra_compiler.ops.cuda import CudaArch, Launch
 from memra_compiler.ops.cuda_params import (
     VECTOR,
@@ -40,11 +40,9 @@ THREADS = 256
 NORM_VECTORS = 768
 
 
-def _row_block(op: Op, arch: CudaArch, size: int, cluster: int) -> tuple[int, int]:
-    """Threads of a block that holds a part of a row, and vectors a thread holds."""
-    expect(cluster == 1 or arch.dependent_launch, op, f"{arch.name} has no clusters")
-    expect(size % (cluster * 32) == 0 or cluster == 1, op, f"{size} is no {cluster} whole parts")
-    total = size // cluster // VECTOR
+def _row_block(size: int) -> tuple[int, int]:
+    """Threads of a block that holds a row, and vectors a thread holds."""
+    total = size // VECTOR
     vectors = ceil_div(total, NORM_VECTORS)
     return ceil_div(total, vectors * WARP) * WARP, vectors
 
@@ -54,7 +52,6 @@ class RMSNormParams:
     """`norm/rmsnorm.cu.j2`: one block a row."""
 
     size: int
-    cluster: int
     threads: int
     vectors: int
     splits: int
@@ -84,7 +81,6 @@ class ResidualNormParams:
     """`norm/residual_norm.cu.j2`: one block a row."""
 
     size: int
-    cluster: int
     threads: int
     vectors: int
     splits: int
@@ -102,12 +98,8 @@ def rmsnorm_launches(
     arch: CudaArch,
     *types: TensorType,
     splits: int = 1,
-    cluster: int = 1,
 ) -> tuple[Launch, ...]:
-    """Norms of whole rows or, `size`, of heads; float rows or int8 tiles.
-
-    `cluster` blocks share a whole row; it decides the order of the sum.
-    """
+    """Norms of whole rows or, `size`, of heads; float rows or int8 tiles."""
     x, *weights, out = types
     weight_type = c_type(op, weights[0]) if weights else "float"
     plane_rows = whole_tiles(bound(x))
@@ -120,12 +112,12 @@ def rmsnorm_launches(
         )
         grid = (ceil_div(bound(x) * heads, WARPS), 1, 1)
         return (launch(arch, "norm/head_norm.cu.j2", params, grid, WARPS * WARP),)
-    threads, vectors = _row_block(op, arch, size, cluster)
+    threads, vectors = _row_block(size)
     row = RMSNormParams(
-        size, cluster, threads, vectors, splits, plane_rows, op.eps, bool(weights), weight_type,
+        size, threads, vectors, splits, plane_rows, op.eps, bool(weights), weight_type,
         is_a8(op, out),
     )  # fmt: skip
-    return (launch(arch, "norm/rmsnorm.cu.j2", row, (cluster * output_rows(out), 1, 1), threads),)
+    return (launch(arch, "norm/rmsnorm.cu.j2", row, (output_rows(out), 1, 1), threads),)
 
 
 def rmsnorm_add_launches(
@@ -133,19 +125,18 @@ def rmsnorm_add_launches(
     arch: CudaArch,
     *types: TensorType,
     splits: int = 1,
-    cluster: int = 1,
 ) -> tuple[Launch, ...]:
     """The residual and its norm; then, for int8 tiles, the next norm. `splits` are those of y."""
     to_a8 = isinstance(op, RMSNormAddQuantise) and is_a8(op, types[-1])
     x, _, post, *rest = types[:-2] if to_a8 else types[:-1]
     weight_type = c_type(op, rest.pop(0)) if to_a8 else "float"
     size = columns(x)
-    threads, vectors = _row_block(op, arch, size, cluster)
+    threads, vectors = _row_block(size)
     params = ResidualNormParams(
-        size, cluster, threads, vectors, splits, whole_tiles(bound(x)), op.eps, c_type(op, post),
+        size, threads, vectors, splits, whole_tiles(bound(x)), op.eps, c_type(op, post),
         weight_type, bool(rest), c_type(op, rest[0]) if rest else "float", to_a8,
     )  # fmt: skip
-    grid = (cluster * output_rows(types[-1]), 1, 1)
+    grid = (output_rows(types[-1]), 1, 1)
     return (launch(arch, "norm/residual_norm.cu.j2", params, grid, threads),)
 
 

@@ -15,32 +15,8 @@ __device__ __forceinline__ void wait_for_predecessor() {
 #endif
 }
 
-// Meet the other blocks of the cluster; what each wrote before is visible to all behind the wait.
-__device__ __forceinline__ void cluster_arrive() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
-
-__device__ __forceinline__ void cluster_wait() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
-}
-
-// Store to the shared memory of another block of the cluster, at this block's address `to`.
-__device__ __forceinline__ void store_remote(float* to, int block, float value) {
-#if __CUDA_ARCH__ >= 900
-  unsigned remote;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(remote)
-      : "r"(shared_address(to)), "r"(block));
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote), "f"(value) : "memory");
-#endif
 }
 
 // Copy 16 bytes to shared memory in the background; zeros where `present` is false.

@@ -91,16 +91,6 @@ def kernels(g: Geometry) -> Iterator[tuple[str, Maker]]:
         "rmsnorm_add_quantise",
         lambda a: k.rmsnorm_add_launches(RMSNormAddQuantise(), a, x, x, w, w, one, x, x8, splits=s),
     )
-    yield "rmsnorm_add_quantise_cluster", lambda a: k.rmsnorm_add_launches(
-        RMSNormAddQuantise(), a, x, x, w, w, one, x, x8, splits=s,
-        cluster=4 if a.dependent_launch else 1,
-    )  # fmt: skip
-    yield (
-        "rmsnorm_quantise_cluster",
-        lambda a: k.rmsnorm_launches(
-            RMSNormQuantise(), a, x, w, x8, splits=s, cluster=2 if a.dependent_launch else 1
-        ),
-    )
     yield "quantise", lambda a: k.quantise_launches(Quantise(), a, x, x8, splits=s)
     for act in ("gelu_tanh", "silu"):
         yield (

@@ -74,10 +74,9 @@ def benches() -> list[Bench]:
         add(f"rmsnorm_quantise T={bound}", k.rmsnorm_launches, RMSNormQuantise(), x, w, x8,
             rows=bound, splits=1)  # fmt: skip
         for splits in (1, 2, 4):
-            for cluster in (1, 2, 4):
-                add(f"rmsnorm_add_quantise T={bound} splits={splits} cluster={cluster}",
-                    k.rmsnorm_add_launches, RMSNormAddQuantise(), x, x, w, w, one, x, x8,
-                    rows=bound, splits=splits, cluster=cluster)  # fmt: skip
+            add(f"rmsnorm_add_quantise T={bound} splits={splits}", k.rmsnorm_add_launches,
+                RMSNormAddQuantise(), x, x, w, w, one, x, x8, rows=bound,
+                splits=splits)  # fmt: skip
         add(f"quantise 8192 T={bound}", k.quantise_launches, Quantise(), rows(8192),
             rows(8192, dtype="a8"), rows=bound, splits=1)  # fmt: skip
         add(f"gate_mul a8 T={bound}", k.gate_mul_launches, GateMul(), rows(f), rows(f),

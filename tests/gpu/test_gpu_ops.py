@@ -259,7 +259,6 @@ def weight(rng: np.random.Generator, size: int, dtype: str = "f32") -> Array:
 
 
 COUNTS = {1: (1,), 3: (1, 3), 6: (1, 6), 8: (1, 2, 7, 8), 16: (1, 8, 9, 16)}
-CLUSTERS = (1, 2, 4)
 SIZES = [(8, 5376, 1, "f32"), (8, 5376, 4, "bf16"), (16, 3840, 2, "f32"), (6, 64, 3, "f16"),
          (3, 320, 1, "f32")]  # fmt: skip
 
@@ -279,9 +278,8 @@ def test_norms(gpu: Gpu, bound: int, size: int, splits: int, dtype: str) -> None
         (RMSNorm(), (x, x), [planes]),
         (RMSNormQuantise(), (x, w, wide), [planes, weights[0]]),
     ):
-        for cluster in CLUSTERS if size % 128 == 0 else (1,):
-            launches = k.rmsnorm_launches(op, ARCH, *types, splits=splits, cluster=cluster)
-            cases.append(Case(op, types, launches, given, (0,), splits))
+        launches = k.rmsnorm_launches(op, ARCH, *types, splits=splits)
+        cases.append(Case(op, types, launches, given, (0,), splits))
     y = split_planes(normal(rng, bound, size), splits, rng)
     factor = np.array([0.37], np.float32)
     for op, types, given in (
@@ -290,9 +288,8 @@ def test_norms(gpu: Gpu, bound: int, size: int, splits: int, dtype: str) -> None
         (RMSNormAddQuantise(), (x, x, w, w, x, wide), [rows, y, *weights]),
         (RMSNormAddQuantise(), (x, x, w, w, one, x, wide), [rows, y, *weights, factor]),
     ):
-        for cluster in CLUSTERS if size % 128 == 0 else (1,):
-            launches = k.rmsnorm_add_launches(op, ARCH, *types, splits=splits, cluster=cluster)
-            cases.append(Case(op, types, launches, given, (1,), splits, by_row=(0, 1)))
+        launches = k.rmsnorm_add_launches(op, ARCH, *types, splits=splits)
+        cases.append(Case(op, types, launches, given, (1,), splits, by_row=(0, 1)))
     for case in cases:
         check_case(gpu, case, COUNTS[bound])
 
