@@ -25,10 +25,12 @@ BLOCK_FORMATS = {
 ACTIVATION_BLOCKS = {"a8": (32, 36)}
 BLOCKS = BLOCK_FORMATS | ACTIVATION_BLOCKS
 
-#: Layout `tile8` of `a8`: tiles of eight rows, in pieces of (inputs, bytes), as a tensor core's
-#: fragments lie. Layout `planesN` of f32: N planes of whole tiles of rows whose sum is the value.
+#: Layout `tile8` of `a8` and `bf16`: tiles of eight rows, in pieces of 64 inputs of so many bytes,
+#: as a tensor core's fragments lie. Layout `planesN` of f32: N planes of whole tiles of rows whose
+#: sum is the value.
 TILE_ROWS = 8
-TILE_PIECE = (64, 640)
+PIECE_INPUTS = 64
+PIECE_BYTES = {"a8": 640, "bf16": 1024}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ class TensorType:
         """Bytes with each symbol at its bound, in the type's layout."""
         tiles = -(-self.max_shape[0] // TILE_ROWS) if self.shape else 1
         if self.layout == "tile8":
-            return tiles * (self.max_shape[-1] // TILE_PIECE[0]) * TILE_PIECE[1]
+            return tiles * (self.max_shape[-1] // PIECE_INPUTS) * PIECE_BYTES[self.dtype]
         if self.layout.startswith("planes"):
             return self.planes * tiles * TILE_ROWS * self.row_bytes
         rows = 1

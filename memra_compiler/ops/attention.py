@@ -17,12 +17,11 @@ from memra_compiler.ops.cuda import CudaArch, Launch
 from memra_compiler.ops.emit import LANES, Buffer, Expr, Kernel, Register
 from memra_compiler.ops.norm import check_heads, check_weight, emit_rms, rms_class, rms_reference
 from memra_compiler.ops.quantise import (
-    A8_CLASS,
     BLOCK,
-    BLOCK_BYTES,
-    check_width,
-    emit_block,
-    quantise_reference,
+    ROUNDINGS,
+    emit_rounded,
+    round_reference,
+    rounded_type,
 )
 from memra_compiler.ops.rope import check_angles, emit_norm_rope, rope_reference
 from memra_runtime.artifact import BATCH_ROWS
@@ -242,14 +241,14 @@ class Attention(Op):
     and sums are float32; position order is that of the absolute positions, so a row's bits depend
     on its own end only.
 
-    `quantised` leaves the rows as int8 blocks, for the output projection.
+    `to` is the format of the rows: f32, or what the output projection takes.
 
-    Shapes: q [T, H * d], ends [T] i32, planes [n, R, d] -> [T, H * d] f32 or a8.
+    Shapes: q [T, H * d], ends [T] i32, planes [n, R, d] -> [T, H * d] f32, a8 or bf16.
     """
 
     scale: float = 1.0
     span: int = 0
-    quantised: bool = False
+    to: str = "f32"
 
     operands = (
         Operand("q"),
@@ -266,7 +265,12 @@ class Attention(Op):
         heads = check_heads(self, q, size)
         expect(heads % kv_heads == 0, self, f"{heads} query heads over {kv_heads} K/V heads")
         expect(0 <= self.span <= limit, self, f"span {self.span} exceeds the cache's {limit} rows")
-        return (check_width(self, q) if self.quantised else q,)
+        return (rounded_type(self, q, self.to) if self.rounds else q,)
+
+    @property
+    def rounds(self) -> bool:
+        """Whether the rows leave in another format than they are summed in."""
+        return self.to != "f32"
 
     def reference(self, rows: int, *arrays: Array) -> tuple[Array, ...]:
         q, ends, k_cache, v_cache = arrays
@@ -287,7 +291,7 @@ class Attention(Op):
                 weight = np.exp(score - score.max())
                 out[t, h] = weight @ values / weight.sum()
         flat = out.reshape(rows, heads * size)
-        return (quantise_reference(flat) if self.quantised else flat,)
+        return (round_reference(flat, self.to) if self.rounds else flat,)
 
     def numeric_class(self, *types: TensorType) -> str:
         cache = types[2]
@@ -295,7 +299,7 @@ class Attention(Op):
             f"f32 x {cache.dtype}->f32 over {cache.max_shape[2]}, 16 lanes, tree of 16; "
             "softmax f32, one split, sum by 16 lanes from the first visible position; "
             "values in position order"
-        ) + (f"; {A8_CLASS}" if self.quantised else "")
+        ) + (f"; {ROUNDINGS[self.to]}" if self.rounds else "")
 
     def cost(self, rows: int, *types: TensorType) -> Cost:
         q, _, cache, _ = types
@@ -307,7 +311,7 @@ class Attention(Op):
 
     def scratch_floats(self, *types: TensorType) -> int:
         scores = SHARE * self._pitch(types[2])
-        return scores + (BATCH_ROWS * width(self, types[0]) if self.quantised else 0)
+        return scores + (BATCH_ROWS * width(self, types[0]) if self.rounds else 0)
 
     @staticmethod
     def _pitch(cache: TensorType) -> int:
@@ -317,7 +321,7 @@ class Attention(Op):
     def lower_cpu(self, k: Kernel, *buffers: Buffer) -> None:
         q, ends, k_cache, v_cache, target, scratch = buffers
         out = target
-        if self.quantised:
+        if self.rounds:
             start = SHARE * self._pitch(k_cache.type)
             out = k.part(scratch, start, BATCH_ROWS * width(self, q.type))
         kv_heads, limit, size = k_cache.type.max_shape
@@ -353,10 +357,10 @@ class Attention(Op):
                         for i, total in enumerate(vectors):
                             value = total.get() * k.splat(unit)
                             k.store(out, row + c + i * LANES, value, LANES)
-        if self.quantised:
+        if self.rounds:
             with k.loop(k.rows * (width(self, q.type) // BLOCK)) as b:
                 halves = (k.load(out, b * BLOCK + i * LANES, LANES) for i in range(2))
-                emit_block(k, target, b * BLOCK_BYTES, *halves)
+                emit_rounded(k, target, b, *halves)
 
     @staticmethod
     def _softmax(k: Kernel, scores: Buffer, at: int, count: Expr) -> Expr:
@@ -390,11 +394,11 @@ class Attention(Op):
             return np.array([1, 17, 40], np.int32)
 
         def sample(
-            heads: int, kv: int, d: int, rows: int, span: int, dtype: str, *, a8: bool = False
+            heads: int, kv: int, d: int, rows: int, span: int, dtype: str, to: str = "f32"
         ) -> Sample:
             q, end = TensorType((3, heads * d)), TensorType((3,), "i32")
             plane = TensorType((kv, rows, d), dtype)
-            attrs = (("scale", 1.0 / d**0.5), ("span", span), ("quantised", a8))
+            attrs = (("scale", 1.0 / d**0.5), ("span", span), ("to", to))
             return Sample((q, end, plane, plane), attrs, values=(("ends", ends),))
 
         return [
@@ -403,5 +407,6 @@ class Attention(Op):
             sample(2, 2, 32, 24, 16, "bf16"),
             sample(2, 2, 32, 24, 17, "f16"),
             sample(16, 1, 16, 40, 0, "f32"),
-            sample(4, 2, 64, 64, 24, "f16", a8=True),
+            sample(4, 2, 64, 64, 24, "f16", "a8"),
+            sample(4, 2, 64, 64, 24, "f16", "bf16"),
         ]

@@ -21,9 +21,9 @@ from memra_compiler.ops.cuda_params import (
     c_type,
     ceil_div,
     columns,
-    is_a8,
     launch,
     output_rows,
+    row_format,
 )
 from memra_runtime.artifact import BATCH_ROWS
 
@@ -80,7 +80,7 @@ class CombineParams:
     heads: int
     max_rows: int
     warps: int
-    to_a8: bool
+    to: str
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def attention_launches(op: Attention, arch: CudaArch, *types: TensorType) -> tup
     else:
         first = launch(arch, "attention/attention_plain.cu.j2", plain, grid, THREADS, shared)
     combine = CombineParams(
-        plan.unit, op.span, plan.slots, head_dim, heads, rows, COMBINE_WARPS, is_a8(op, out)
+        plan.unit, op.span, plan.slots, head_dim, heads, rows, COMBINE_WARPS, row_format(op, out)
     )
     units = heads * ceil_div(head_dim, VECTOR * WARP)
     second = launch(

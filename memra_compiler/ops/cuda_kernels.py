@@ -1,8 +1,8 @@
 """CUDA launches of the ops that are no matrix products: one function an op.
 
 Each takes the op, the device, and the types of operands and outputs; an output's type says whether
-it is float rows or int8 tiles. `splits` is how many partial planes the operands that come straight
-from a matrix product have: `[splits][whole tiles of 8 rows][N]`, added in order.
+it is float rows or tiles of rounded ones. `splits` is how many partial planes the operands that
+come straight from a matrix product have: `[splits][whole tiles of 8 rows][N]`, added in order.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from memra_compiler.ops.cuda_params import (
     c_type,
     ceil_div,
     columns,
-    is_a8,
     launch,
     output_rows,
+    row_format,
     whole_tiles,
 )
 from memra_compiler.ops.norm import RMSNorm, RMSNormAdd
@@ -59,7 +59,7 @@ class RMSNormParams:
     eps: float
     weighted: bool
     weight_type: str
-    to_a8: bool
+    to: str
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class ResidualNormParams:
     weight_type: str
     scaled: bool
     scale_type: str
-    to_a8: bool
+    to: str
 
 
 def rmsnorm_launches(
@@ -99,7 +99,7 @@ def rmsnorm_launches(
     *types: TensorType,
     splits: int = 1,
 ) -> tuple[Launch, ...]:
-    """Norms of whole rows or, `size`, of heads; float rows or int8 tiles."""
+    """Norms of whole rows or, `size`, of heads; float rows or tiles."""
     x, *weights, out = types
     weight_type = c_type(op, weights[0]) if weights else "float"
     plane_rows = whole_tiles(bound(x))
@@ -115,7 +115,7 @@ def rmsnorm_launches(
     threads, vectors = _row_block(size)
     row = RMSNormParams(
         size, threads, vectors, splits, plane_rows, op.eps, bool(weights), weight_type,
-        is_a8(op, out),
+        row_format(op, out),
     )  # fmt: skip
     return (launch(arch, "norm/rmsnorm.cu.j2", row, (output_rows(out), 1, 1), threads),)
 
@@ -126,15 +126,15 @@ def rmsnorm_add_launches(
     *types: TensorType,
     splits: int = 1,
 ) -> tuple[Launch, ...]:
-    """The residual and its norm; then, for int8 tiles, the next norm. `splits` are those of y."""
-    to_a8 = isinstance(op, RMSNormAddQuantise) and is_a8(op, types[-1])
-    x, _, post, *rest = types[:-2] if to_a8 else types[:-1]
-    weight_type = c_type(op, rest.pop(0)) if to_a8 else "float"
+    """The residual and its norm; then, for tiles, the next norm. `splits` are those of y."""
+    to = row_format(op, types[-1])
+    x, _, post, *rest = types[:-1] if to == "f32" else types[:-2]
+    weight_type = "float" if to == "f32" else c_type(op, rest.pop(0))
     size = columns(x)
     threads, vectors = _row_block(size)
     params = ResidualNormParams(
         size, threads, vectors, splits, whole_tiles(bound(x)), op.eps, c_type(op, post),
-        weight_type, bool(rest), c_type(op, rest[0]) if rest else "float", to_a8,
+        weight_type, bool(rest), c_type(op, rest[0]) if rest else "float", to,
     )  # fmt: skip
     grid = (output_rows(types[-1]), 1, 1)
     return (launch(arch, "norm/residual_norm.cu.j2", params, grid, threads),)
@@ -145,7 +145,7 @@ def rmsnorm_add_launches(
 
 @dataclass(frozen=True)
 class ElementParams:
-    """`elementwise/quantise.cu.j2`, `elementwise/add.cu.j2`."""
+    """`elementwise/add.cu.j2`."""
 
     size: int
     threads: int
@@ -154,11 +154,18 @@ class ElementParams:
 
 
 @dataclass(frozen=True)
+class QuantiseParams(ElementParams):
+    """`elementwise/quantise.cu.j2`."""
+
+    to: str
+
+
+@dataclass(frozen=True)
 class GateMulParams(ElementParams):
     """`elementwise/gate_mul.cu.j2`; `act` is a function of `math.cuh`."""
 
     act: str
-    to_a8: bool
+    to: str
 
 
 @dataclass(frozen=True)
@@ -182,7 +189,7 @@ class ConcatParams:
     first: int
     second: int
     threads: int
-    to_a8: bool
+    to: str
 
 
 def _element_block(size: int) -> int:
@@ -204,18 +211,18 @@ def _element_launch(
 def quantise_launches(
     op: Quantise, arch: CudaArch, *types: TensorType, splits: int = 1
 ) -> tuple[Launch, ...]:
-    """Float rows to int8 tiles."""
+    """Float rows to tiles of int8 or bf16."""
     x, out = types
-    is_a8(op, out)
-    return _element_launch(arch, "quantise", ElementParams(*_element_params(x, splits)), out)
+    params = QuantiseParams(*_element_params(x, splits), row_format(op, out))
+    return _element_launch(arch, "quantise", params, out)
 
 
 def gate_mul_launches(
     op: GateMul, arch: CudaArch, *types: TensorType, splits: int = 1
 ) -> tuple[Launch, ...]:
-    """act(gate) * up, as float rows or int8 tiles. `splits` are those of both."""
+    """act(gate) * up, as float rows or tiles. `splits` are those of both."""
     gate, _, out = types
-    params = GateMulParams(*_element_params(gate, splits), op.act, is_a8(op, out))
+    params = GateMulParams(*_element_params(gate, splits), op.act, row_format(op, out))
     return _element_launch(arch, "gate_mul", params, out)
 
 
@@ -245,10 +252,10 @@ def softcap_launches(
 
 
 def concat_launches(op: Concat, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
-    """Two rows side by side, as float rows or int8 tiles."""
+    """Two rows side by side, as float rows or tiles."""
     x, y, out = types
     threads = _element_block(columns(out))
-    params = ConcatParams(columns(x), columns(y), threads, is_a8(op, out))
+    params = ConcatParams(columns(x), columns(y), threads, row_format(op, out))
     return _element_launch(arch, "concat", params, out)
 
 

@@ -1,7 +1,7 @@
 """NumPy meaning of the CUDA layouts: for tests, and for synthetic weights that skip the repacking.
 
 Weights lie in the tiles of templates/lib/dequant_*.cuh, activations as templates/lib/a8.cuh and
-templates/lib/mma_bf16.cuh say.
+templates/lib/bf16.cuh say.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -161,13 +162,11 @@ def a8_reference(x: npt.NDArray[np.float32]) -> Bytes:
 
 def bf16_round(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Floats rounded to bf16, half to even."""
-    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)
-    return rounded.view(np.float32)
+    return x.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float32)
 
 
 def bf16_reference(x: npt.NDArray[np.float32]) -> Bytes:
-    """Rows of floats in the layout of templates/lib/mma_bf16.cuh."""
+    """Rows of floats in the layout of templates/lib/bf16.cuh."""
     bits = (bf16_round(_padded_rows(x)).view(np.uint32) >> 16).astype(np.uint16)
     tiles, blocks = len(bits) // 8, bits.shape[1] // 32
     split = bits.reshape(tiles, 8, blocks, 2, 4, 4)  # tile, g, block, half, t, element

@@ -3,7 +3,7 @@
 Weights are repacked once, at load, into tiles of 16 outputs in the order in which tensor-core lanes
 read them (templates/lib/dequant_*.cuh); matrices that do not tile stay as the file stores them and
 take a plain kernel. Activations come as int8 ("a8", templates/lib/a8.cuh), as bf16 fragments
-("bf16", templates/lib/mma_bf16.cuh) or as rows of floats ("f32", plain kernel only).
+("bf16", templates/lib/bf16.cuh) or as rows of floats ("f32", plain kernel only).
 
 Outputs are float planes `[splits][rows of a tile][N]`: whoever reads them adds the planes in order.
 Only rows below `rows` are stored. A gated product may store int8 tiles instead, and splits may join
@@ -18,12 +18,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from memra_compiler.ir.errors import OpError
-from memra_compiler.ir.types import TensorType
+from memra_compiler.ir.types import PIECE_INPUTS, TensorType
 from memra_compiler.ops.cuda import TILE_ROWS, CudaArch, Launch
 from memra_schedules import records
 
 TILE_OUTPUTS = 16
-PIECE_INPUTS = 64
 #: Bytes of the sums of a tile for eight rows.
 TILE_BYTES = 4 * TILE_ROWS * TILE_OUTPUTS
 
@@ -85,7 +84,8 @@ class Geometry:
     `splits` parts of K go to different blocks; in a block, `warps` warps own `slice_units` units of
     K each, read `stage_units` at a time through a ring of `stages`. `blocks` share a
     multiprocessor; registers are limited so that `resident_blocks` fit, which leaves room for the
-    next kernel of the stream to fill its rings.
+    next kernel of the stream to fill its rings. Where registers cannot hold a slice of the
+    activations, it is not `held` but read again with every tile: slower, but the same sums.
     """
 
     splits: int
@@ -95,6 +95,7 @@ class Geometry:
     stages: int
     blocks: int = 1
     resident_blocks: int = 1
+    held: bool = True
 
     def shared_bytes(self, work: Work) -> int:
         """Dynamic shared memory: rings, partial sums of two tiles, a gate, tokens, barriers."""
@@ -119,16 +120,17 @@ class Work:
     may_split: bool = True
 
 
-def _value_registers(work: Work, slice_units: int) -> int:
-    """Registers that hold a slice of the activations."""
+def _value_registers(work: Work, slice_units: int, held: bool) -> int:
+    """Registers that hold a slice of the activations, or a piece of them."""
     piece = 4 if work.x_class == "a8" else 8
-    return piece * work.column_tiles * slice_units * FORMATS[work.format].unit_pieces
+    pieces = slice_units * FORMATS[work.format].unit_pieces if held else 1
+    return piece * work.column_tiles * pieces
 
 
-def _registers(work: Work, slice_units: int) -> int:
+def _registers(work: Work, g: Geometry) -> int:
     """Registers that a thread needs at most, by experience (tests/codegen/test_cuda_linear.py)."""
     pieces = FORMATS[work.format].unit_pieces
-    held = _value_registers(work, slice_units) + 4 * (work.column_tiles - 1)
+    held = _value_registers(work, g.slice_units, g.held) + 4 * (work.column_tiles - 1)
     return held + FIXED_REGISTERS + UNROLLED_REGISTERS * (pieces > 1)
 
 
@@ -153,12 +155,14 @@ def _ring(arch: CudaArch, work: Work, shape: Geometry) -> Geometry | None:
             )
             registers = min(255, REGISTERS // (shape.blocks * 32 * shape.warps) // 8 * 8)
             fits = ring.shared_bytes(work) <= room
-            if fits and _registers(work, shape.slice_units) <= registers:
+            if fits and _registers(work, shape) <= registers:
                 return ring
     return None
 
 
-def candidates(arch: CudaArch, work: Work, largest: int = LARGEST_VALUES) -> Iterator[Geometry]:
+def candidates(
+    arch: CudaArch, work: Work, largest: int = LARGEST_VALUES, *, held: bool = True
+) -> Iterator[Geometry]:
     """Ways to spread `work` that fit; activations take at most `largest` registers of a thread."""
     format = FORMATS[work.format]
     units = work.inputs // format.unit_inputs
@@ -168,10 +172,10 @@ def candidates(arch: CudaArch, work: Work, largest: int = LARGEST_VALUES) -> Ite
             slice_units = math.ceil(units / (splits * warps))
             if math.ceil(units / slice_units) != splits * warps:
                 continue  # some warps would have nothing to do
-            if _value_registers(work, slice_units) > largest:
+            if _value_registers(work, slice_units, held) > largest:
                 continue
             for blocks in (1, 2, 4) if small else (1,):
-                shape = Geometry(splits, warps, slice_units, 1, 2, blocks)
+                shape = Geometry(splits, warps, slice_units, 1, 2, blocks, held=held)
                 if warps * blocks <= 16 and (ring := _ring(arch, work, shape)):
                     yield ring
 
@@ -205,11 +209,15 @@ def geometry(arch: CudaArch, work: Work) -> Geometry:
     Tiles come in whole numbers, so the busiest block decides: its rounds times the bytes of its
     share of K, plus a fixed cost a round, plus the planes that splits leave, plus a little for
     fewer warps than hide latency and for leaving no room to the next kernel.
+
+    Raises: OpError where none fits.
     """
     if work in _tuned(arch):
         return _tuned(arch)[work]
     found = list(candidates(arch, work, USUAL_VALUES))
     found = found or list(candidates(arch, work, LARGEST_VALUES))
+    if work.x_class == "bf16":
+        found = found or list(candidates(arch, work, held=False))
     if not found:
         raise OpError(f"no kernel geometry for {work} on {arch.name}")
     return min(found, key=lambda g: (tiling_cost(arch, work, g), g.splits, -g.warps, g.blocks))
@@ -469,7 +477,7 @@ def _group(
         (formats.setdefault(p.weights[i].dtype, []) if p.tiles(i) else plain).append(i)
     may_split = may_split and len(formats) + len(plain) == 1
     tiled = [_tiled(p, tuple(mine), may_split=may_split, join=join) for mine in formats.values()]
-    return *tiled, *(_plain(p, i) for i in plain)
+    return *tiled, *(plain_launch(p, i) for i in plain)
 
 
 def _tiled(
@@ -526,13 +534,14 @@ def _exclusive_bytes(arch: CudaArch, work: Work, g: Geometry) -> int:
     fit, they double up on the free ones and leave others idle: gate and up of the 31B then took
     49 us instead of 33.
     """
-    registers = 32 * g.warps * math.ceil(1.1 * _registers(work, g.slice_units))
+    registers = 32 * g.warps * math.ceil(1.1 * _registers(work, g))
     if not arch.dependent_launch or (g.blocks + 1) * registers > REGISTERS:
         return 0
     return (arch.shared_bytes + 1024) // (g.blocks + 1) - 1024 + 16
 
 
-def _plain(p: Product, index: int) -> Launch:
+def plain_launch(p: Product, index: int) -> Launch:
+    """The launch of one matrix as stored, for any number of rows."""
     w = p.weights[index]
     outputs, inputs = w.max_shape
     params = PlainParams(

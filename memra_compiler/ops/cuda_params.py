@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memra_compiler.ir.types import TensorType
+from memra_compiler.ir.types import PIECE_BYTES, PIECE_INPUTS, TensorType
 from memra_compiler.ops.base import Op, expect
 from memra_compiler.ops.cuda import TILE_ROWS, CudaArch, Launch
 
@@ -45,17 +45,19 @@ def c_type(op: Op, type: TensorType) -> str:
     return C_TYPES[type.dtype]
 
 
-def is_a8(op: Op, type: TensorType) -> bool:
-    """Is this output quantised? Its tiles then hold whole pieces of 64 inputs."""
-    if type.dtype != "a8":
-        return False
-    expect(columns(type) % 64 == 0, op, f"a8 rows on CUDA need a multiple of 64 inputs: {type}")
-    return True
+def row_format(op: Op, type: TensorType) -> str:
+    """The format of an output's rows: `f32`, or a namespace of templates/lib with its tiles.
+
+    Raises: OpError where rows that lie in tiles are no whole pieces.
+    """
+    fits = type.dtype not in PIECE_BYTES or columns(type) % PIECE_INPUTS == 0
+    expect(fits, op, f"tiles on CUDA hold whole pieces of {PIECE_INPUTS} inputs, got {type}")
+    return type.dtype
 
 
 def output_rows(type: TensorType) -> int:
-    """Rows a launch must cover: all rows of the tiles of an a8 output, for zeros are written."""
-    return whole_tiles(bound(type)) if type.dtype == "a8" else bound(type)
+    """Rows a launch must cover: all rows of an output's tiles, for zeros are written."""
+    return whole_tiles(bound(type)) if type.dtype in PIECE_BYTES else bound(type)
 
 
 def launch(

@@ -137,12 +137,16 @@ class Kernel:
         if kind == "f16":
             value = self.cast(value, "float16", lanes)
         elif kind == "bf16":
+
+            def number(n: int) -> Expr:
+                return self.splat(n, "uint32", lanes)
+
             bits = self.let(tirx.reinterpret(_vector("uint32", lanes), value))
-            one = self.splat(1, "uint32", lanes)
-            odd = (bits >> self.splat(16, "uint32", lanes)) & one
-            bits = (bits + self.splat(0x7FFF, "uint32", lanes) + odd) >> self.splat(
-                16, "uint32", lanes
-            )
+            high = self.let(bits >> number(16))
+            nearest = (bits + number(0x7FFF) + (high & number(1))) >> number(16)
+            # a NaN stays one: rounded as a number, it could become -0
+            nan = (bits & number(0x7FFFFFFF)) > number(0x7F800000)
+            bits = self.select(nan, high | number(0x40), nearest)
             value = self.cast(bits, "uint16", lanes)
         elif kind != "f32":
             raise ValueError(f"{kind} is not a float type")

@@ -13,7 +13,7 @@ from memra_compiler.ops.cuda import CudaArch, Launch
 from memra_compiler.ops.cuda_products import product_launches
 from memra_compiler.ops.emit import LANES, Buffer, Expr, Kernel, Register
 from memra_compiler.ops.formats import WEIGHT_FORMATS, Chunks, decode_step, prefetch_step, step
-from memra_compiler.ops.quantise import BLOCK, BLOCK_BYTES, emit_values
+from memra_compiler.ops.quantise import BLOCK, ROUNDINGS, emit_values
 
 #: Output rows computed together, and the most inputs decoded at once (16 KB of float32: L1).
 TILE_ROWS = 4
@@ -22,6 +22,8 @@ TILE_INPUTS = 1024
 X_TILES = (4, 2, 1)
 #: Rows of activations a kernel can be asked for; sizes its accumulators.
 MAX_ROWS = 16
+#: Formats of the activations.
+ROW_FORMATS = ("f32", *ROUNDINGS)
 
 
 def tile_inputs(inputs: int, formats: Sequence[str]) -> int:
@@ -143,7 +145,7 @@ def check(op: Op, x: TensorType, w: TensorType) -> int:
     expect(len(w.shape) == 2, op, f"a weight must be a matrix, got {w}")
     outputs, inputs = fixed(op, w, 0), fixed(op, w, 1)
     expect(x.shape[1:] == (inputs,), op, f"weight {w} takes {inputs} inputs, got {x}")
-    expect(x.dtype in ("f32", "a8"), op, f"activations must be f32 or a8, got {x}")
+    expect(x.dtype in ROW_FORMATS, op, f"activations must be {', '.join(ROW_FORMATS)}, got {x}")
     expect(w.dtype in WEIGHT_FORMATS, op, f"cannot read weights stored as {w.dtype}")
     expect(inputs % 32 == 0, op, f"inputs must be a multiple of 32, got {inputs}")
     expect(outputs % TILE_ROWS == 0, op, f"outputs must be a multiple of {TILE_ROWS}: {outputs}")
@@ -158,18 +160,17 @@ def linear_class(x: TensorType, w: TensorType) -> str:
 
 def rows_scratch(x: TensorType) -> int:
     """Scratch floats for rows that are widened before they meet a weight."""
-    return MAX_ROWS * x.max_shape[1] if x.dtype == "a8" else 0
+    return MAX_ROWS * x.max_shape[1] if x.dtype != "f32" else 0
 
 
 def widen(k: Kernel, x: Buffer, scratch: Buffer, start: int) -> Buffer:
-    """The rows of x as float32: x itself, or int8 blocks decoded to scratch from `start`."""
+    """The rows of x as float32: x itself, or decoded to scratch from `start`."""
     if x.format == "f32":
         return x
     wide = k.part(scratch, start, rows_scratch(x.type))
     with k.loop(k.rows * (x.type.max_shape[1] // BLOCK)) as b:
         for half in range(2):
-            value = emit_values(k, x, b * BLOCK_BYTES, half)
-            k.store(wide, b * BLOCK + half * LANES, value, LANES)
+            k.store(wide, b * BLOCK + half * LANES, emit_values(k, x, b, half), LANES)
     return wide
 
 
@@ -194,7 +195,8 @@ def _weight_samples(inputs: int, outputs: int, rows: int) -> list[tuple[TensorTy
 class Linear(Op):
     """Multiply each row by a stored matrix: y = W x.
 
-    Shapes: x [T, K] f32, w [N, K] in any weight format -> [T, N] f32. K % 32 == 0, N % 4 == 0.
+    Shapes: x [T, K] f32, a8 or bf16, w [N, K] in any weight format -> [T, N] f32. K % 32 == 0,
+    N % 4 == 0.
     """
 
     operands = (Operand("x"), Operand("w", "$"))
@@ -230,7 +232,8 @@ class Linear(Op):
     def samples(cls) -> Sequence[Sample]:
         cases = [*_weight_samples(256, 8, 3), *_weight_samples(1280, 4, 6)]
         cases += _weight_samples(32, 12, MAX_ROWS)
-        cases += [(replace(x, dtype="a8"), w) for x, w in _weight_samples(256, 16, 5)]
+        for kind in ROUNDINGS:
+            cases += [(replace(x, dtype=kind), w) for x, w in _weight_samples(256, 16, 5)]
         return [Sample(types, rows=types[0].max_shape[0]) for types in cases]
 
 
@@ -286,7 +289,7 @@ class LinearGroup(Op):
         return [
             Sample((TensorType((5, 256)), *w), rows=5),
             Sample((TensorType((1, 256)), w[0]), rows=1),
-            Sample((TensorType((4, 256), "a8"), *w), rows=4),
+            *(Sample((TensorType((4, 256), kind), *w), rows=4) for kind in ROUNDINGS),
         ]
 
 
@@ -349,7 +352,7 @@ class GatedLinear(Op):
         return [
             Sample((x, w, up), (("act", "gelu_tanh"),), rows=7),
             Sample((x, w, w), (("act", "silu"),), rows=1),
-            Sample((replace(x, dtype="a8"), w, up), rows=7),
+            *(Sample((replace(x, dtype=kind), w, up), rows=7) for kind in ROUNDINGS),
         ]
 
 

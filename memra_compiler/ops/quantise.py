@@ -1,7 +1,10 @@
-"""Activations in int8: rows of blocks of 32 values with one scale.
+"""Rows as matrices take them: rounded to a format that a matrix unit multiplies.
 
-Quantised weights are multiplied with quantised activations, as llama.cpp does: the products are
-exact integers, and a matrix unit takes four times as many of them.
+`a8`: blocks of 32 int8 with one scale. Quantised weights are multiplied with quantised activations,
+as llama.cpp does: the products are exact integers, and a matrix unit takes four times as many.
+
+`bf16`: eight bits of each value by itself. Stored weights are exact against it: the integers of a
+quantised block and every f16 or bf16 keep all their bits, and a block's scale multiplies its sum.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 
 from memra_compiler.ir.types import ACTIVATION_BLOCKS, TensorType
@@ -25,7 +29,11 @@ from memra_compiler.ops.norm import (
 )
 
 BLOCK, BLOCK_BYTES = ACTIVATION_BLOCKS["a8"]
-A8_CLASS = "a8: scale = max/127 per 32, nearest even"
+#: Formats that rows are rounded to, and what that says in a numeric class.
+ROUNDINGS = {
+    "a8": "a8: scale = max/127 per 32, nearest even",
+    "bf16": "bf16: nearest even",
+}
 #: Of float32; the bits of a NaN are larger.
 INFINITY_BITS = 0x7F800000
 
@@ -43,6 +51,14 @@ def quantise_reference(x: Array) -> Array:
     scale = np.where(finite, top / np.float32(127), np.nan).astype(np.float64)
     out: Array = (q * scale).reshape(x.shape)
     return out
+
+
+def round_reference(x: Array, to: str) -> Array:
+    """The values that rows in format `to` stand for; a NaN stays a NaN."""
+    if to == "a8":
+        return quantise_reference(x)
+    nearest: Array = x.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
+    return nearest
 
 
 def unpack(data: Array, type: TensorType) -> Array:
@@ -73,45 +89,60 @@ def emit_block(k: Kernel, out: Buffer, at: Expr, low: Expr, high: Expr) -> None:
         k.store(out, at + 4 + i * LANES, k.reinterpret(q, "uint8", LANES), LANES)
 
 
-def emit_values(k: Kernel, x: Buffer, at: Expr, half: int) -> Expr:
-    """Sixteen float32 values of the block at byte `at`."""
+def emit_rounded(k: Kernel, out: Buffer, block: Expr, low: Expr, high: Expr) -> None:
+    """Round 32 values (two vectors) to the format of `out`, as its block of that number."""
+    if out.format == "a8":
+        emit_block(k, out, block * BLOCK_BYTES, low, high)
+        return
+    for i, value in enumerate((low, high)):
+        k.put_floats(out, block * BLOCK + i * LANES, value)
+
+
+def emit_values(k: Kernel, x: Buffer, block: Expr, half: int) -> Expr:
+    """Sixteen values of a block of 32, as float32."""
+    if x.format != "a8":
+        return k.floats(x, block * BLOCK + half * LANES)
+    at = block * BLOCK_BYTES
     q = k.reinterpret(k.load(x, at + 4 + half * LANES, LANES), "int8", LANES)
     return k.cast(q, "float32", LANES) * k.splat(k.reinterpret(k.load(x, at, 4), "float32"))
 
 
-def check_width(op: Op, x: TensorType) -> TensorType:
-    """The quantised type of rows x."""
+def rounded_type(op: Op, x: TensorType, to: str) -> TensorType:
+    """The type of rows x in the format `to`."""
+    expect(to in ROUNDINGS, op, f"rows are rounded to {' or '.join(ROUNDINGS)}, not {to}")
     expect(len(x.shape) == 2 and x.dtype == "f32", op, f"takes f32 rows [T, D], got {x}")
     expect(width(op, x) % BLOCK == 0, op, f"rows must be whole blocks of {BLOCK}, got {x}")
-    return TensorType(x.shape, "a8")
+    return TensorType(x.shape, to)
 
 
 @op("quantise")
 @dataclass(frozen=True)
 class Quantise(Op):
-    """Rows of float32 as int8 blocks.
+    """Rows of float32 in the format that matrices take.
 
-    Shapes: x [T, D] f32 -> [T, D] a8. D % 32 == 0.
-    Source: Q8_0/Q8_1 activations of llama.cpp, with a float32 scale.
+    Shapes: x [T, D] f32 -> [T, D] a8 or bf16. D % 32 == 0.
+    Source: of a8, Q8_0/Q8_1 activations of llama.cpp, with a float32 scale.
     """
+
+    to: str = "a8"
 
     operands = (Operand("x"),)
     adds_planes = ("x",)
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
-        return (check_width(self, types[0]),)
+        return (rounded_type(self, types[0], self.to),)
 
     def reference(self, rows: int, *arrays: Array) -> tuple[Array, ...]:
-        return (quantise_reference(arrays[0][:rows]),)
+        return (round_reference(arrays[0][:rows], self.to),)
 
     def numeric_class(self, *types: TensorType) -> str:
-        return A8_CLASS
+        return ROUNDINGS[self.to]
 
     def lower_cpu(self, k: Kernel, *buffers: Buffer) -> None:
         x, out = buffers
         with k.loop(k.rows * (width(self, x.type) // BLOCK)) as b:
             low, high = (k.load(x, b * BLOCK + i * LANES, LANES) for i in range(2))
-            emit_block(k, out, b * BLOCK_BYTES, low, high)
+            emit_rounded(k, out, b, low, high)
 
     def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
         from memra_compiler.ops.cuda_kernels import quantise_launches
@@ -120,18 +151,23 @@ class Quantise(Op):
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:
-        return [Sample((TensorType((3, 96)),)), Sample((TensorType((1, 32)),), rows=1)]
+        x, one = TensorType((3, 96)), TensorType((1, 32))
+        cases = [
+            [Sample((x,), (("to", to),)), Sample((one,), (("to", to),), 1)] for to in ROUNDINGS
+        ]
+        return [sample for case in cases for sample in case]
 
 
 @op("rmsnorm_quantise")
 @dataclass(frozen=True)
 class RMSNormQuantise(Op):
-    """A norm whose rows go straight into matrices: rmsnorm, then int8 blocks.
+    """A norm whose rows go straight into matrices: rmsnorm, then rounded.
 
-    Shapes: x [T, D], weight [D] -> [T, D] a8.
+    Shapes: x [T, D], weight [D] -> [T, D] a8 or bf16.
     """
 
     eps: float = 1e-6
+    to: str = "a8"
 
     operands = (Operand("x"), Operand("weight", "$"))
     adds_planes = ("x",)
@@ -140,14 +176,14 @@ class RMSNormQuantise(Op):
         x, weight = types
         check_heads(self, x, width(self, x))
         check_weight(self, width(self, x), weight)
-        return (check_width(self, x),)
+        return (rounded_type(self, x, self.to),)
 
     def reference(self, rows: int, *arrays: Array) -> tuple[Array, ...]:
         x, weight = arrays
-        return (quantise_reference(rms_reference(x[:rows], self.eps, weight)),)
+        return (round_reference(rms_reference(x[:rows], self.eps, weight), self.to),)
 
     def numeric_class(self, *types: TensorType) -> str:
-        return f"{rms_class(width(self, types[0]))}; {A8_CLASS}"
+        return f"{rms_class(width(self, types[0]))}; {ROUNDINGS[self.to]}"
 
     def lower_cpu(self, k: Kernel, *buffers: Buffer) -> None:
         x, w, out = buffers
@@ -159,7 +195,7 @@ class RMSNormQuantise(Op):
                 for at in (b * BLOCK, b * BLOCK + LANES):
                     value = k.load(x, t * size + at, LANES) * inverse
                     halves.append(value * k.floats(w, at))
-                emit_block(k, out, (t * (size // BLOCK) + b) * BLOCK_BYTES, *halves)
+                emit_rounded(k, out, t * (size // BLOCK) + b, *halves)
 
     def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
         from memra_compiler.ops.cuda_kernels import rmsnorm_launches
@@ -168,21 +204,24 @@ class RMSNormQuantise(Op):
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:
-        w = TensorType((64,))
-        return [Sample((TensorType((3, 64)), w)), Sample((TensorType((1, 64)), w), rows=1)]
+        x, one, w = TensorType((3, 64)), TensorType((1, 64)), TensorType((64,))
+        bf16 = (("to", "bf16"),)
+        return [Sample((x, w)), Sample((one, w), rows=1), Sample((x, w), bf16)]
 
 
 @op("rmsnorm_add_quantise")
 @dataclass(frozen=True)
 class RMSNormAddQuantise(Op):
-    """From one half of a layer to the next: the residual, and its norm as int8 blocks.
+    """From one half of a layer to the next: the residual, and its norm rounded for matrices.
 
     u = x + rmsnorm(y) * post [* scale]; outputs u and quantise(rmsnorm(u) * weight).
 
-    Shapes: x, y [T, D], post [D], weight [D], scale [1] (optional) -> [T, D] f32, [T, D] a8.
+    Shapes: x, y [T, D], post [D], weight [D], scale [1] (optional) -> [T, D] f32, [T, D] a8 or
+    bf16.
     """
 
     eps: float = 1e-6
+    to: str = "a8"
 
     operands = (
         Operand("x"),
@@ -197,22 +236,22 @@ class RMSNormAddQuantise(Op):
         x, y, post, weight, *scale = types
         (u,) = RMSNormAdd(self.eps).infer(x, y, post, *scale)
         check_weight(self, width(self, x), weight)
-        return u, check_width(self, u)
+        return u, rounded_type(self, u, self.to)
 
     def reference(self, rows: int, *arrays: Array) -> tuple[Array, ...]:
         x, y, post, weight, *scale = arrays
         (u,) = RMSNormAdd(self.eps).reference(rows, x, y, post, *scale)
-        return u, quantise_reference(rms_reference(u, self.eps, weight))
+        return u, round_reference(rms_reference(u, self.eps, weight), self.to)
 
     def numeric_class(self, *types: TensorType) -> str:
         x, y, post, weight, *scale = types
         residual = RMSNormAdd(self.eps).numeric_class(x, y, post, *scale)
-        return f"{residual}; {RMSNormQuantise(self.eps).numeric_class(x, weight)}"
+        return f"{residual}; {RMSNormQuantise(self.eps, self.to).numeric_class(x, weight)}"
 
     def lower_cpu(self, k: Kernel, *buffers: Buffer) -> None:
         x, y, post, weight, *scale, u, out = buffers
         RMSNormAdd(self.eps).lower_cpu(k, x, y, post, *scale, u)
-        RMSNormQuantise(self.eps).lower_cpu(k, u, weight, out)
+        RMSNormQuantise(self.eps, self.to).lower_cpu(k, u, weight, out)
 
     def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
         from memra_compiler.ops.cuda_kernels import rmsnorm_add_launches
@@ -222,4 +261,11 @@ class RMSNormAddQuantise(Op):
     @classmethod
     def samples(cls) -> Sequence[Sample]:
         x, w, s = TensorType((3, 64)), TensorType((64,)), TensorType((1,))
-        return [Sample((x, x, w, w)), Sample((x, x, w, w, s)), Sample((x, x, w, w, s), rows=1)]
+        scaled = (x, x, w, w, s)
+        bf16 = (("to", "bf16"),)
+        return [
+            Sample((x, x, w, w)),
+            Sample(scaled),
+            Sample(scaled, rows=1),
+            Sample(scaled, bf16),
+        ]

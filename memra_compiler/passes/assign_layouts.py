@@ -1,8 +1,9 @@
 """CUDA: decide how weights and values lie in memory. What they are does not change.
 
-Matrices are repacked into tiles that tensor cores read in order; int8 activations lie as fragments
-of eight rows; a matrix product leaves partial planes that its reader adds in a fixed order. How a
-product is cut decides its bits: those of `verify` must be cut as their twins in `plain_step`.
+Matrices are repacked into tiles that tensor cores read in order; int8 and bf16 activations lie as
+fragments of eight rows; a matrix product leaves partial planes that its reader adds in a fixed
+order. How a product is cut decides its bits: those of `verify` must be cut as their twins in
+`plain_step`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memra_compiler.ir.graph import Module, Node, Program, Weight
-from memra_compiler.ir.types import TILE_ROWS, TensorType
+from memra_compiler.ir.types import PIECE_BYTES, TILE_ROWS, TensorType
 from memra_compiler.ops.cuda import CudaArch, cuda_arch
 from memra_compiler.ops.cuda_linear import sum_order, weight_layout
 from memra_compiler.ops.cuda_products import product_planes
@@ -22,7 +23,7 @@ _MATRIX_OPS = (*PRODUCTS, Embed)
 
 
 def assign_layouts(module: Module) -> Module:
-    """State the layout of every matrix, quantised row and matrix product; on the CPU, none.
+    """State the layout of every matrix, rounded row and matrix product; on the CPU, none.
 
     Raises: MemraError where a batch to verify would be summed in another order than a single row.
     """
@@ -125,6 +126,6 @@ def _readers_add(program: Program, node: Node) -> bool:
 
 
 def _value_type(type: TensorType, layout: str) -> TensorType:
-    if type.dtype == "a8":
+    if type.dtype in PIECE_BYTES:
         return replace(type, layout="tile8")
     return replace(type, layout=layout)

@@ -9,8 +9,10 @@ Rewrites, in order, each on values used once:
     norm_rope(q, ..); norm_rope_append(k, v, ..)  ->  norm_rope_qkv(q, k, v, ..)
     add(x, rmsnorm(y, $w)) [then scale]           ->  rmsnorm_add(x, y, $w[, $s])
     quantise(rmsnorm(x, $w))                      ->  rmsnorm_quantise(x, $w)
-    quantise(attention(..))                       ->  attention(..) {quantised}
-    u = rmsnorm_add(..); rmsnorm_quantise(u, $w)  ->  u, a8 = rmsnorm_add_quantise(.., $w)
+    quantise(attention(..))                       ->  attention(..) {to}
+    u = rmsnorm_add(..); rmsnorm_quantise(u, $w)  ->  u, q = rmsnorm_add_quantise(.., $w)
+
+What is quantised (to int8 blocks or to bf16) stays what `quantise` said.
 """
 
 from __future__ import annotations
@@ -215,7 +217,7 @@ def norm_quantise(node: Node, known: Uses) -> Node | None:
     assert isinstance(norm.op, RMSNorm)
     if norm.op.size:
         return None
-    return replace(node, op=RMSNormQuantise(norm.op.eps), inputs=norm.inputs)
+    return replace(node, op=RMSNormQuantise(norm.op.eps, node.op.to), inputs=norm.inputs)
 
 
 def attention_quantise(node: Node, known: Uses) -> Node | None:
@@ -226,7 +228,7 @@ def attention_quantise(node: Node, known: Uses) -> Node | None:
     if heads is None:
         return None
     assert isinstance(heads.op, Attention)
-    return replace(node, op=replace(heads.op, quantised=True), inputs=heads.inputs)
+    return replace(node, op=replace(heads.op, to=node.op.to), inputs=heads.inputs)
 
 
 def join_queries(program: Program) -> Program:
@@ -265,11 +267,13 @@ def join_residuals(program: Program) -> Program:
     nodes = []
     for node in program.nodes:
         taker = takers.get(id(node))
-        if taker is not None and isinstance(node.op, RMSNormAdd):
+        if taker is not None:
+            assert isinstance(node.op, RMSNormAdd)
+            assert isinstance(taker.op, RMSNormQuantise)
             x, y, post, *scale = node.inputs
             inputs = (x, y, post, taker.inputs[1], *scale)
             outputs = (*node.outputs, *taker.outputs)
-            op = RMSNormAddQuantise(node.op.eps)
+            op = RMSNormAddQuantise(node.op.eps, taker.op.to)
             nodes.append(replace(node, op=op, inputs=inputs, outputs=outputs))
         elif id(node) not in gone:
             nodes.append(node)

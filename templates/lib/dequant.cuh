@@ -8,8 +8,10 @@
 // and offers
 //   token(raw)                     what a lane keeps of the scales and sums of a block (a8.cuh)
 //   load(unit, piece, lane)        the lane's share of 16 rows x 64 inputs, in registers
-//   multiply(sum, w, block, ...)   sum += weights * activations over a block of 32 inputs, for
-//                                  int8 activations {x0, x1, token} and for bf16 ones {x}
+//   multiply(sum, w, block, x0, x1, token)    sum += weights * int8 activations over 32 inputs
+//   load_block(unit, piece, block, lane)      the share of 32 inputs, decoded for bf16 activations
+//   multiply(sum, w, x)            sum += weights * bf16 activations over 32 inputs: integers of a
+//                                  block are exact in bf16, and its scale multiplies the sum
 //   repack(...)                    one warp turns one unit from stored to tiled
 //   decode_tiled, decode_stored    four neighbouring columns as floats
 // with lane = 4*g + t: rows g and g+8, inputs 4t..4t+3 of each sixteen.
@@ -124,15 +126,23 @@ __device__ __forceinline__ unsigned add_pairs(unsigned a, unsigned b) {
   return sum;
 }
 
-/// c += (q - zero) * x over sixteen inputs, q unsigned bytes below 128 of rows g and g+8;
-/// `offset` is a pair of bf16 -(128 + zero).
-__device__ __forceinline__ void multiply_bytes(float (&c)[4], unsigned q_g, unsigned q_g8,
-                                               unsigned offset, unsigned x0, unsigned x1) {
-  const unsigned a0 = add_pairs(raised_pair(q_g, kFirstPair), offset);
-  const unsigned a1 = add_pairs(raised_pair(q_g8, kFirstPair), offset);
-  const unsigned a2 = add_pairs(raised_pair(q_g, kLastPair), offset);
-  const unsigned a3 = add_pairs(raised_pair(q_g8, kLastPair), offset);
-  mma::bf16_k16(c, a0, a1, a2, a3, x0, x1);
+/// Sixteen inputs of rows g and g+8 as bf16, in the order of mma::bf16_k16.
+struct Sixteen {
+  unsigned a[4];
+};
+
+/// q - zero, q unsigned bytes below 128 of rows g and g+8; `offset` is a pair of -(128 + zero).
+__device__ __forceinline__ Sixteen sixteen_of(unsigned q_g, unsigned q_g8, unsigned offset) {
+  return {{add_pairs(raised_pair(q_g, kFirstPair), offset),
+           add_pairs(raised_pair(q_g8, kFirstPair), offset),
+           add_pairs(raised_pair(q_g, kLastPair), offset),
+           add_pairs(raised_pair(q_g8, kLastPair), offset)}};
+}
+
+/// c += w * x over sixteen inputs.
+__device__ __forceinline__ void multiply_sixteen(float (&c)[4], const Sixteen& w, unsigned x0,
+                                                 unsigned x1) {
+  mma::bf16_k16(c, w.a[0], w.a[1], w.a[2], w.a[3], x0, x1);
 }
 
 /// sum += d[row] * c, for activations that carry no scale of their own.
@@ -142,6 +152,21 @@ __device__ __forceinline__ void accumulate(float (&sum)[4], const float (&c)[4],
   sum[1] = fmaf(d[0], c[1], sum[1]);
   sum[2] = fmaf(d[1], c[2], sum[2]);
   sum[3] = fmaf(d[1], c[3], sum[3]);
+}
+
+/// 32 inputs of rows g and g+8, with the scales of the rows.
+struct ScaledBlock {
+  Sixteen first;
+  Sixteen last;
+  float d[2];
+};
+
+/// sum += w * x; x holds the sixteens of a lane one after the other.
+__device__ __forceinline__ void multiply_block(float (&sum)[4], const ScaledBlock& w, uint4 x) {
+  float c[4] = {};
+  multiply_sixteen(c, w.first, x.x, x.y);
+  multiply_sixteen(c, w.last, x.z, x.w);
+  accumulate(sum, c, w.d);
 }
 
 }  // namespace dequant

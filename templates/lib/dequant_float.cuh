@@ -20,25 +20,23 @@ struct Half {
   static constexpr int kUnitBytes = 2048;
   static constexpr int kStoredUnitBytes = 128;  // of one row
 
-  struct Weights {
-    uint4 q[4];  // one for each sixteen of inputs
+  /// The two sixteens of 32 inputs.
+  struct Block {
+    uint4 first;
+    uint4 last;
   };
 
-  static __device__ __forceinline__ Weights load(const char* unit, int /*piece*/, int lane) {
-    Weights w;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      w.q[i] = *reinterpret_cast<const uint4*>(unit + i * 512 + lane * 16);
-    }
-    return w;
+  static __device__ __forceinline__ Block load_block(const char* unit, int /*piece*/, int block,
+                                                     int lane) {
+    const uint4* at = reinterpret_cast<const uint4*>(unit + block * 1024) + lane;
+    return {at[0], at[32]};
   }
 
   /// Partial sums leave the tensor cores every block, which keeps their rounding small.
-  static __device__ __forceinline__ void multiply(float (&sum)[4], const Weights& w, int block,
-                                                  uint4 x) {
+  static __device__ __forceinline__ void multiply(float (&sum)[4], const Block& w, uint4 x) {
     float c[4] = {};
-    multiply_sixteen(c, w.q[2 * block], x.x, x.y);
-    multiply_sixteen(c, w.q[2 * block + 1], x.z, x.w);
+    multiply_half(c, w.first, x.x, x.y);
+    multiply_half(c, w.last, x.z, x.w);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       sum[i] += c[i];
@@ -74,8 +72,8 @@ struct Half {
   }
 
  private:
-  static __device__ __forceinline__ void multiply_sixteen(float (&c)[4], const uint4& q,
-                                                          unsigned x0, unsigned x1) {
+  static __device__ __forceinline__ void multiply_half(float (&c)[4], const uint4& q, unsigned x0,
+                                                       unsigned x1) {
     if constexpr (kBrain) {
       mma::bf16_k16(c, q.x, q.y, q.z, q.w, x0, x1);
     } else {  // tf32 holds every f16 and every bf16

@@ -88,18 +88,47 @@ struct KBlocks {
     sum[3] = fmaf(w.minimum[block][1], sum1, sum[3]);
   }
 
-  static __device__ __forceinline__ void multiply(float (&sum)[4], const Weights& w, int block,
-                                                  uint4 x) {
+  struct Block {
+    ScaledBlock q;
+    float minimum[2];
+  };
+
+  static __device__ __forceinline__ Block load_block(const char* unit, int piece, int block,
+                                                     int lane) {
     constexpr unsigned kOffset = 0xC300C300;  // bf16 -128, twice
-    constexpr unsigned kOnes = 0x3F803F80;    // bf16 1, twice
-    float c[4] = {};
-    multiply_bytes(c, w.q[block][0], w.q[block][1], kOffset, x.x, x.y);
-    multiply_bytes(c, w.q[block][2], w.q[block][3], kOffset, x.z, x.w);
-    accumulate(sum, c, w.scale[block]);
+    const char* at = unit + piece * 512 + lane * 16 + block * 8;
+    const uint2 low = *reinterpret_cast<const uint2*>(at);
+    unsigned q[4] = {low.x & kNibbles, low.x >> 4 & kNibbles, low.y & kNibbles,
+                     low.y >> 4 & kNibbles};
+    if constexpr (kFifthBit) {
+      const unsigned fifth =
+          *reinterpret_cast<const unsigned*>(unit + kFifthBits + piece * 128 + lane * 4);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        q[i] |= fifth >> 4 * block << (4 - i) & kFifth;
+      }
+    }
+    Block b;
+    b.q.first = sixteen_of(q[0], q[1], kOffset);
+    b.q.last = sixteen_of(q[2], q[3], kOffset);
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+      const int row = lane / 4 + side * 8;
+      const uint4 head = *reinterpret_cast<const uint4*>(unit + kHeads + row * 16);
+      b.q.d[side] = low_half(head.x) * field(head, 4 * piece + block);
+      b.minimum[side] = -high_half(head.x) * field(head, 4 * piece + 2 + block);
+    }
+    return b;
+  }
+
+  static __device__ __forceinline__ void multiply(float (&sum)[4], const Block& w, uint4 x) {
+    constexpr unsigned kOne = 0x3F803F80;  // bf16 1, twice
+    constexpr Sixteen kOnes = {{kOne, kOne, kOne, kOne}};
+    multiply_block(sum, w.q, x);
     float sums[4] = {};  // of the activations, for the minimum
-    mma::bf16_k16(sums, kOnes, kOnes, kOnes, kOnes, x.x, x.y);
-    mma::bf16_k16(sums, kOnes, kOnes, kOnes, kOnes, x.z, x.w);
-    accumulate(sum, sums, w.minimum[block]);
+    multiply_sixteen(sums, kOnes, x.x, x.y);
+    multiply_sixteen(sums, kOnes, x.z, x.w);
+    accumulate(sum, sums, w.minimum);
   }
 
   static __device__ void repack(const Byte* stored, long long row_bytes, char* unit, int lane) {

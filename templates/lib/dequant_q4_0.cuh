@@ -58,12 +58,19 @@ struct Q4_0 {
     accumulate(sum, f, w.d[block], __uint_as_float(token.x), __uint_as_float(token.y));
   }
 
-  static __device__ __forceinline__ void multiply(float (&sum)[4], const Weights& w, int block,
-                                                  uint4 x) {
-    float c[4] = {};
-    multiply_bytes(c, w.q[block][0], w.q[block][1], kOffset, x.x, x.y);
-    multiply_bytes(c, w.q[block][2], w.q[block][3], kOffset, x.z, x.w);
-    accumulate(sum, c, w.d[block]);
+  using Block = ScaledBlock;
+
+  static __device__ __forceinline__ Block load_block(const char* unit, int /*piece*/, int block,
+                                                     int lane) {
+    const uint2 q = *reinterpret_cast<const uint2*>(unit + lane * 16 + block * 8);
+    const uint2 d = *reinterpret_cast<const uint2*>(unit + kScales + lane / 4 * 8);
+    return {sixteen_of(q.x & kNibbles, q.x >> 4 & kNibbles, kOffset),
+            sixteen_of(q.y & kNibbles, q.y >> 4 & kNibbles, kOffset),
+            {low_half(d.x >> 16 * block), low_half(d.y >> 16 * block)}};
+  }
+
+  static __device__ __forceinline__ void multiply(float (&sum)[4], const Block& w, uint4 x) {
+    multiply_block(sum, w, x);
   }
 
   static __device__ void repack(const Byte* stored, long long row_bytes, char* unit, int lane) {

@@ -77,21 +77,42 @@ struct Q6_K {
     accumulate(sum, f, w.d, __uint_as_float(token.x), __uint_as_float(token.y));
   }
 
-  static __device__ __forceinline__ void multiply(float (&sum)[4], const Weights& w, int block,
-                                                  uint4 x) {
+  /// Each sixteen has a scale of its own: [sixteen][row].
+  struct Block {
+    Sixteen q[2];
+    float scale[2][2];
+  };
+
+  static __device__ __forceinline__ Block load_block(const char* unit, int piece, int block,
+                                                     int lane) {
     constexpr unsigned kOffset = 0xC320C320;  // bf16 -(128 + 32), twice
+    const char* at = unit + piece * 512 + lane * 16 + block * 8;
+    const uint2 low = *reinterpret_cast<const uint2*>(at);
+    const unsigned high = *reinterpret_cast<const unsigned*>(unit + kHighBits + piece * 256 +
+                                                             lane * 8 + block * 4);
+    const uint2 s = *reinterpret_cast<const uint2*>(unit + kScales + piece * 64 + lane / 4 * 8);
+    const unsigned d = *reinterpret_cast<const unsigned*>(unit + kDeltas + lane / 4 * 4);
+    Block b;
+    b.q[0] = sixteen_of((low.x & kNibbles) | (high << 4 & kTopBits),
+                        (low.x >> 4 & kNibbles) | (high << 2 & kTopBits), kOffset);
+    b.q[1] = sixteen_of((low.y & kNibbles) | (high & kTopBits),
+                        (low.y >> 4 & kNibbles) | (high >> 2 & kTopBits), kOffset);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int sub = 2 * block + half;
+      b.scale[half][0] = low_half(d) * static_cast<float>(signed_byte(s.x, sub));
+      b.scale[half][1] = high_half(d) * static_cast<float>(signed_byte(s.y, sub));
+    }
+    return b;
+  }
+
+  static __device__ __forceinline__ void multiply(float (&sum)[4], const Block& w, uint4 x) {
     float first[4] = {};
     float last[4] = {};
-    multiply_bytes(first, w.q[block][0], w.q[block][1], kOffset, x.x, x.y);
-    multiply_bytes(last, w.q[block][2], w.q[block][3], kOffset, x.z, x.w);
-    float scales[2][2];
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      scales[0][row] = w.d[row] * static_cast<float>(signed_byte(w.scale[row], 2 * block));
-      scales[1][row] = w.d[row] * static_cast<float>(signed_byte(w.scale[row], 2 * block + 1));
-    }
-    accumulate(sum, first, scales[0]);
-    accumulate(sum, last, scales[1]);
+    multiply_sixteen(first, w.q[0], x.x, x.y);
+    multiply_sixteen(last, w.q[1], x.z, x.w);
+    accumulate(sum, first, w.scale[0]);
+    accumulate(sum, last, w.scale[1]);
   }
 
   static __device__ void repack(const Byte* stored, long long row_bytes, char* unit, int lane) {

@@ -52,12 +52,18 @@ struct Q8_0 {
     accumulate(sum, f, w.d[block], __uint_as_float(token.x), __uint_as_float(token.y));
   }
 
-  static __device__ __forceinline__ void multiply(float (&sum)[4], const Weights& w, int block,
-                                                  uint4 x) {
-    float c[4] = {};
-    multiply_signed(c, w.q[block][0], w.q[block][1], x.x, x.y);
-    multiply_signed(c, w.q[block][2], w.q[block][3], x.z, x.w);
-    accumulate(sum, c, w.d[block]);
+  using Block = ScaledBlock;
+
+  static __device__ __forceinline__ Block load_block(const char* unit, int /*piece*/, int block,
+                                                     int lane) {
+    const uint4 q = *reinterpret_cast<const uint4*>(unit + block * 512 + lane * 16);
+    const uint2 d = *reinterpret_cast<const uint2*>(unit + kScales + lane / 4 * 8);
+    return {signed_sixteen(q.x, q.y), signed_sixteen(q.z, q.w),
+            {low_half(d.x >> 16 * block), low_half(d.y >> 16 * block)}};
+  }
+
+  static __device__ __forceinline__ void multiply(float (&sum)[4], const Block& w, uint4 x) {
+    multiply_block(sum, w, x);
   }
 
   static __device__ void repack(const Byte* stored, long long row_bytes, char* unit, int lane) {
@@ -97,10 +103,9 @@ struct Q8_0 {
     return add_pairs(raised_pair(q & 0x7F7F7F7F, select), offset);
   }
 
-  static __device__ __forceinline__ void multiply_signed(float (&c)[4], unsigned q_g, unsigned q_g8,
-                                                         unsigned x0, unsigned x1) {
-    mma::bf16_k16(c, signed_pair(q_g, kFirstPair), signed_pair(q_g8, kFirstPair),
-                  signed_pair(q_g, kLastPair), signed_pair(q_g8, kLastPair), x0, x1);
+  static __device__ __forceinline__ Sixteen signed_sixteen(unsigned q_g, unsigned q_g8) {
+    return {{signed_pair(q_g, kFirstPair), signed_pair(q_g8, kFirstPair),
+             signed_pair(q_g, kLastPair), signed_pair(q_g8, kLastPair)}};
   }
 };
 

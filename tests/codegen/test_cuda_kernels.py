@@ -21,7 +21,12 @@ from memra_compiler.ops.chain import Advance, Begin, DraftToken
 from memra_compiler.ops.cuda import ARCHS, CudaArch, Launch
 from memra_compiler.ops.norm import RMSNorm, RMSNormAdd
 from memra_compiler.ops.qkv import NormRopeQKV
-from memra_compiler.ops.quantise import Quantise, RMSNormAddQuantise, RMSNormQuantise
+from memra_compiler.ops.quantise import (
+    ROUNDINGS,
+    Quantise,
+    RMSNormAddQuantise,
+    RMSNormQuantise,
+)
 from memra_compiler.ops.rope import NormRope, Rope, RopeAngles
 from memra_compiler.ops.settle import Accept, AdaptDepth, Commit, Rollback
 from memra_compiler.ops.state import Positions, ReadRow, ReadTokens, WriteRows
@@ -74,35 +79,43 @@ def kernels(g: Geometry) -> Iterator[tuple[str, Maker]]:
         return TensorType((Sym("T", g.rows), *shape), dtype)
 
     s = g.splits
-    x, x8, w, one = (
-        rows(g.width),
-        rows(g.width, dtype="a8"),
-        TensorType((g.width,)),
-        TensorType((1,)),
-    )
-    f, f8 = rows(g.inner), rows(g.inner, dtype="a8")
+    x, w, one = rows(g.width), TensorType((g.width,)), TensorType((1,))
+    f = rows(g.inner)
     both, logits, at = rows(2 * g.width), rows(g.vocab), rows(dtype="i32")
     k, e = cuda_kernels, cuda_state
     yield "rmsnorm", lambda a: k.rmsnorm_launches(RMSNorm(), a, x, w, x, splits=s)
     yield "rmsnorm_unit", lambda a: k.rmsnorm_launches(RMSNorm(), a, x, x)
-    yield "rmsnorm_quantise", lambda a: k.rmsnorm_launches(RMSNormQuantise(), a, x, w, x8)
     yield "rmsnorm_add", lambda a: k.rmsnorm_add_launches(RMSNormAdd(), a, x, x, w, x, splits=s)
-    yield (
-        "rmsnorm_add_quantise",
-        lambda a: k.rmsnorm_add_launches(RMSNormAddQuantise(), a, x, x, w, w, one, x, x8, splits=s),
-    )
-    yield "quantise", lambda a: k.quantise_launches(Quantise(), a, x, x8, splits=s)
-    for act in ("gelu_tanh", "silu"):
+    for to in ROUNDINGS:
+        q, fq, bq = (rows(n, dtype=to) for n in (g.width, g.inner, 2 * g.width))
         yield (
-            f"gate_mul_{act}",
-            lambda a, act=act: k.gate_mul_launches(GateMul(act), a, f, f, f8, splits=s),
+            f"rmsnorm_quantise_{to}",
+            lambda a, q=q: k.rmsnorm_launches(RMSNormQuantise(), a, x, w, q),
+        )
+        yield (
+            f"rmsnorm_add_quantise_{to}",
+            lambda a, q=q: k.rmsnorm_add_launches(
+                RMSNormAddQuantise(), a, x, x, w, w, one, x, q, splits=s
+            ),
+        )
+        yield (
+            f"quantise_{to}",
+            lambda a, q=q: k.quantise_launches(Quantise(), a, x, q, splits=s),
+        )
+        for act in ("gelu_tanh", "silu"):
+            yield (
+                f"gate_mul_{act}_{to}",
+                lambda a, act=act, fq=fq: k.gate_mul_launches(GateMul(act), a, f, f, fq, splits=s),
+            )
+        yield (
+            f"concat_{to}",
+            lambda a, bq=bq: k.concat_launches(Concat(), a, x, x, bq),
         )
     yield "gate_mul", lambda a: k.gate_mul_launches(GateMul(), a, f, f, f)
     yield "add", lambda a: k.add_launches(Add(), a, x, x, x, splits=s)
     yield "scale", lambda a: k.scale_launches(Scale(), a, x, one, x, splits=s)
     yield "softcap", lambda a: k.softcap_launches(SoftCap(), a, logits, logits)
     yield "concat", lambda a: k.concat_launches(Concat(), a, x, x, both)
-    yield "concat_a8", lambda a: k.concat_launches(Concat(), a, x, x, rows(2 * g.width, dtype="a8"))
     for kind, (n, d) in enumerate(zip(g.kv_heads, g.head_dims, strict=True)):
         q, kv, hw = rows(g.heads * d), rows(n * d), TensorType((d,))
         angles, factors = rows(2, d // 2), TensorType((d // 2,))
@@ -139,7 +152,7 @@ def kernels(g: Geometry) -> Iterator[tuple[str, Maker]]:
             f"kv_append_{d}",
             lambda a, kv=kv, p=plane: k.kv_append_launches(KvAppend(), a, kv, kv, at, p, p),
         )
-        for out in ("f32", "a8"):
+        for out in ("f32", *ROUNDINGS):
             yield (
                 f"attention_{d}_{out}",
                 lambda a, q=q, p=plane, o=out, s=span: cuda_attention.attention_launches(
@@ -195,8 +208,10 @@ def kernels(g: Geometry) -> Iterator[tuple[str, Maker]]:
 KERNELS = {(g.name, name): make for g in GEOMETRIES for name, make in kernels(g)}
 #: Kernels that run in every layer: (registers a thread may use, in sm_90a).
 HOT = {
-    ("31b", "rmsnorm_quantise"): (72,),
-    ("31b", "rmsnorm_add_quantise"): (96,),
+    ("31b", "rmsnorm_quantise_a8"): (72,),
+    ("31b", "rmsnorm_quantise_bf16"): (72,),
+    ("31b", "rmsnorm_add_quantise_a8"): (96,),
+    ("31b", "rmsnorm_add_quantise_bf16"): (96,),
     ("31b", "norm_rope_qkv_256"): (64,),
     ("31b", "norm_rope_qkv_512"): (128,),
     ("31b", "attention_256_a8"): (128, 64),
@@ -243,7 +258,7 @@ def test_hot_kernel_keeps_to_its_registers(key: tuple[str, str]) -> None:
 
 
 def test_sample_text_is_golden(golden: Callable[[str, str], None]) -> None:
-    _, source = render(KERNELS["31b", "rmsnorm_add_quantise"](ARCHS["sm_90a"])[0], "kernel")
+    _, source = render(KERNELS["31b", "rmsnorm_add_quantise_a8"](ARCHS["sm_90a"])[0], "kernel")
     golden("codegen/residual_norm.cu", source)
 
 
@@ -307,9 +322,8 @@ def test_attention_scratch_does_not_depend_on_the_context() -> None:
     )
 
 
-def test_a8_rows_that_fill_no_piece_are_refused() -> None:
-    x = TensorType((Sym("T", 8), 96))
-    with pytest.raises(OpError, match="multiple of 64 inputs"):
-        cuda_kernels.quantise_launches(
-            Quantise(), ARCHS["sm_90a"], x, TensorType((Sym("T", 8), 96), "a8")
-        )
+@pytest.mark.parametrize("to", ROUNDINGS)
+def test_rows_that_fill_no_piece_are_refused(to: str) -> None:
+    x, out = TensorType((Sym("T", 8), 96)), TensorType((Sym("T", 8), 96), to)
+    with pytest.raises(OpError, match="whole pieces of 64 inputs"):
+        cuda_kernels.quantise_launches(Quantise(to), ARCHS["sm_90a"], x, out)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from test_every_op import CompiledOp
+from test_every_op import CompiledOp, as_float
 
 from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.argmax import ArgMax
 from memra_compiler.ops.base import Op
-from memra_compiler.ops.cuda_layouts import a8_quantise
+from memra_compiler.ops.cuda_layouts import a8_quantise, bf16_round
 from memra_compiler.ops.formats import random_bytes
 from memra_compiler.ops.linear import Linear
-from memra_compiler.ops.quantise import Quantise, quantise_reference, unpack
+from memra_compiler.ops.quantise import (
+    ROUNDINGS,
+    Quantise,
+    quantise_reference,
+    round_reference,
+    unpack,
+)
 
 BAD = (np.nan, -np.nan, np.inf, -np.inf)
 X, Q = TensorType((4, 96)), TensorType((4, 96), "a8")
@@ -59,14 +66,28 @@ def test_bad_block_is_nan_and_others_are_as_ever(bad: float, tmp_path: Path) -> 
     assert (data[:4].reshape(4, 3, 36)[same] == plain[:4].reshape(4, 3, 36)[same]).all()
 
 
+@pytest.mark.parametrize("bad", [*BAD, np.uint32(0xFFFFFFFF).view(np.float32), 3.4e38])
+def test_bf16_keeps_what_is_not_finite(bad: float, tmp_path: Path) -> None:
+    """NaN with every payload, and infinities; what is beyond the largest bf16 becomes one."""
+    x = rows(bad)
+    (data,) = compiled(Quantise("bf16"), (X,), tmp_path)(4, x)
+    got = as_float(data[:4], "bf16")
+    np.testing.assert_array_equal(got, round_reference(x, "bf16"))
+    np.testing.assert_array_equal(got, bf16_round(x).astype(np.float64))
+    assert not np.isfinite(got[[0, 2], [0, 77]]).any()
+    assert np.isnan(got[0, 0]) == np.isnan(bad)
+    assert np.isfinite(got).sum() == 4 * 96 - 2
+
+
+@pytest.mark.parametrize("to", ROUNDINGS)
 @pytest.mark.parametrize("format", ["q8_0", "q4_0"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_bad_row_chooses_no_token(bad: float, format: str, tmp_path: Path) -> None:
+def test_bad_row_chooses_no_token(bad: float, format: str, to: str, tmp_path: Path) -> None:
     """quantise, linear, argmax: -1 for the bad rows, a token for the others."""
     w = TensorType((64, 96), format)
-    (data,) = compiled(Quantise(), (X,), tmp_path)(4, rows(bad))
+    (data,) = compiled(Quantise(to), (X,), tmp_path)(4, rows(bad))
     weights = random_bytes(w, np.random.default_rng(5))
-    (logits,) = compiled(Linear(), (Q, w), tmp_path)(4, data, weights)
-    assert (np.isnan(logits[:4]).all(axis=1) == [True, False, True, False]).all()
+    (logits,) = compiled(Linear(), (replace(Q, dtype=to), w), tmp_path)(4, data, weights)
+    assert (~np.isfinite(logits[:4]).any(axis=1) == [True, False, True, False]).all()
     (choice,) = compiled(ArgMax(), (TensorType((4, 64)),), tmp_path)(4, logits)
     assert ((choice[:4] == -1) == [True, False, True, False]).all()

@@ -1,5 +1,5 @@
 // The end of one half of a layer: u = x + rmsnorm(y) * post * scale.
-// And the start of the next: rmsnorm(u) * weight as int8 blocks.
+// And the start of the next: rmsnorm(u) * weight as a8 tiles.
 #include "a8.cuh"
 #include "block.cuh"
 #include "block_rows.cuh"
@@ -12,7 +12,7 @@ constexpr int kSplits = 4;  // partial planes of y
 constexpr int kPlaneRows = 8;
 constexpr float kEps = 1e-06f;
 
-extern "C" __global__ void __launch_bounds__(kThreads) kernel_f2ba5f6e(
+extern "C" __global__ void __launch_bounds__(kThreads) kernel_960ef432(
     int rows,
     const float* x,  // [rows][kSize]
     const float* y,  // [kSplits][kPlaneRows][kSize]

@@ -36,11 +36,13 @@ struct Layout {
   }
 };
 
-/// Store inputs [input, input + 4) of `row`.
+/// Round inputs [input, input + 4) of `row`: nearest even, a NaN stays one. Called as a8::store4.
 template <int kInputs>
-__device__ __forceinline__ void store4(char* x, int row, int input, float4 v) {
-  *reinterpret_cast<uint2*>(x + Layout<kInputs>::value(row, input)) =
-      make_uint2(pack(v.x, v.y), pack(v.z, v.w));
+__device__ __forceinline__ void store4(char* x, int row, int input, float4 v, bool active = true) {
+  if (active) {
+    *reinterpret_cast<uint2*>(x + Layout<kInputs>::value(row, input)) =
+        make_uint2(pack(v.x, v.y), pack(v.z, v.w));
+  }
 }
 
 template <int kInputs>
