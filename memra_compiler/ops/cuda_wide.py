@@ -1,6 +1,7 @@
-"""CUDA kernels of matrix products with many rows (prompts): up to 64 rows of int8 activations.
+"""CUDA kernels of matrix products with many rows (prompts): up to 64 rows of int8 or bf16.
 
-They read the weights that `cuda_linear` repacks, and take the same arguments. Outputs are float
+They read the weights that `cuda_linear` repacks, and take the same arguments. A matrix that does
+not tile, or that meets f32 rows, takes the plain kernel. Outputs are float
 planes `[splits][rows rounded up to 8][N]`: whoever reads them adds the planes in order. How K is
 cut depends on the matrices and the architecture alone: no row's bits depend on the rows beside it.
 """
@@ -13,13 +14,14 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from memra_compiler.ir.errors import OpError
-from memra_compiler.ir.types import TensorType
+from memra_compiler.ir.types import PIECE_BYTES, TensorType
 from memra_compiler.ops.cuda import TILE_ROWS, CudaArch, Launch
 from memra_compiler.ops.cuda_linear import (
     FORMATS,
     TILE_OUTPUTS,
     Matrix,
-    weight_layout,
+    Product,
+    plain_launch,
 )
 
 #: Most rows of a launch, and their tiles.
@@ -33,12 +35,13 @@ MOST_SPLITS = 9
 MOST_STAGES = 8
 #: A stage should hold as much: fewer barriers, and yet several stages.
 STAGE_BYTES = 40 << 10
-#: Activations of 64 inputs for a tile of rows: values and tokens.
-PIECE_BYTES = 640
+#: Shared memory that int8 products start from (templates/lib/wide_mma.cuh).
+START_BYTES = {"a8": 16, "bf16": 0}
 
 # What a launch costs, in cycles of a multiprocessor. Estimates, to rank geometries.
-#: A scheduler issues so many instructions for two tiles, 64 inputs and 64 rows.
-PIECE_CYCLES = 390
+#: A scheduler is busy for so long with two tiles, 64 inputs and 64 rows: int8 issues as many
+#: instructions, bf16 waits for the tensor cores.
+PIECE_CYCLES = {"a8": 390, "bf16": 480}
 SCHEDULERS = 4
 #: Fewer warps than that on a scheduler leave it idle at times.
 ENOUGH_WARPS = 3
@@ -61,6 +64,7 @@ class WideWork:
     inputs: int
     tiles: int
     may_split: bool
+    x_class: str = "a8"
 
     @property
     def units(self) -> int:
@@ -106,6 +110,7 @@ class WideParams:
     """Variables of linear/wide.cu.j2."""
 
     format: str
+    header: str
     work: WideWork
     column_tiles: int
     matrices: tuple[Matrix, ...]
@@ -117,6 +122,7 @@ class WideParams:
     geometry: WideGeometry
     stage_units: int
     stages: int
+    start_bytes: int
     shared_bytes: int
     bulk_copy: bool
     dependent_launch: bool
@@ -125,14 +131,14 @@ class WideParams:
 def ring(arch: CudaArch, work: WideWork, g: WideGeometry, column_tiles: int) -> WideRing | None:
     """The ring that fits, or None if not even two stages do."""
     format = FORMATS[work.format]
-    columns = column_tiles * format.unit_pieces * PIECE_BYTES
+    columns = column_tiles * format.unit_pieces * PIECE_BYTES[work.x_class]
     turn = g.groups * (g.block_tiles * format.unit_bytes + columns)  # a unit for each group
     turns = max(1, min(STAGE_BYTES // turn, math.ceil(g.split_units / g.groups)))
     stage_bytes = turns * turn
     partials = g.warps * WARP_TILES * column_tiles * 512 if g.groups > 1 else 0
     for stages in range(MOST_STAGES, 1, -1):
         barriers = 16 * stages if arch.bulk_copy else 0
-        size = max(stages * stage_bytes, partials) + 16 + barriers
+        size = max(stages * stage_bytes, partials) + START_BYTES[work.x_class] + barriers
         if size <= arch.shared_bytes - 1024:
             return WideRing(turns * g.groups, stages, size)
     return None
@@ -159,9 +165,10 @@ def tiling_cost(arch: CudaArch, work: WideWork, g: WideGeometry) -> float:
     warps = math.ceil(g.warps / SCHEDULERS)
     pieces = math.ceil(g.split_units / g.groups) * format.unit_pieces
     idle = 1 + IDLE_SHARE * max(0, ENOUGH_WARPS - warps)
-    computing = warps * pieces * PIECE_CYCLES * idle
+    computing = warps * pieces * PIECE_CYCLES[work.x_class] * idle
     weights = g.split_units * min(g.block_tiles, work.tiles) * format.unit_bytes
-    columns = g.split_units * format.unit_pieces * WIDE_COLUMN_TILES * PIECE_BYTES
+    piece = WIDE_COLUMN_TILES * PIECE_BYTES[work.x_class]
+    columns = g.split_units * format.unit_pieces * piece
     copying = max(weights / MEMORY_BYTES, (weights + columns) / L2_BYTES)
     both = max(computing, copying) + EXPOSED_SHARE * min(computing, copying)
     meeting = MEETING_CYCLES * (g.groups > 1)
@@ -193,85 +200,74 @@ def wide_launches(
 
     Arguments of each launch and their order as those of `cuda_linear.linear_launches`.
 
-    Raises: OpError where the activations or a weight are not for these kernels; the caller may
-    then use `linear_launches` for some rows at a time.
+    Raises: OpError for more rows than a launch takes, or weights of other inputs.
     """
     weights = tuple(weight_types)
-    _check(arch, x_type, weights)
+    _check(x_type, weights)
     if act is not None:
-        one_format = weights[0].dtype == weights[1].dtype
-        if one_format and weights[0].max_shape == weights[1].max_shape:
-            return (_launch(arch, x_type, weights, (0, 1), outs=1, act=act),)
-        up = _launch(arch, x_type, weights, (1,), outs=1)
-        return up, _launch(arch, x_type, weights, (0,), outs=1, act=act)
+        gated, up = Product(arch, x_type, weights, 1, act), Product(arch, x_type, weights, 1)
+        if gated.meet and weights[0].max_shape == weights[1].max_shape:
+            return (_launch(gated, (0, 1)),)
+        return _single(up, 1), _single(gated, 0)
+    product = Product(arch, x_type, weights, len(weights))
     formats: dict[str, list[int]] = {}
+    plain: list[int] = []
     for i, w in enumerate(weights):
-        formats.setdefault(w.dtype, []).append(i)
+        (formats.setdefault(w.dtype, []) if product.tiles(i) else plain).append(i)
     # outputs of layout `planes1` are read by an op that adds no planes
-    may_split = len(formats) == 1 and all(out.layout != "planes1" for out in out_types)
-    groups = (tuple(mine) for mine in formats.values())
-    return tuple(
-        _launch(arch, x_type, weights, mine, outs=len(weights), may_split=may_split)
-        for mine in groups
-    )
+    adds = all(out.layout != "planes1" for out in out_types)
+    may_split = adds and len(formats) + len(plain) == 1
+    tiled = (_launch(product, tuple(mine), may_split=may_split) for mine in formats.values())
+    return *tiled, *(plain_launch(product, i) for i in plain)
 
 
 def wide_planes(
     arch: CudaArch, x_type: TensorType, weight_types: Sequence[TensorType], act: str | None = None
 ) -> int:
     """Planes that each output of `wide_launches` has; the reader adds them in order."""
-    launches = wide_launches(arch, x_type, weight_types, (), act=act)
-    splits: list[int] = [launch.params.geometry.splits for launch in launches]
-    return max(splits)
+    params = [launch.params for launch in wide_launches(arch, x_type, weight_types, (), act=act)]
+    return max((p.geometry.splits for p in params if isinstance(p, WideParams)), default=1)
 
 
-def _check(arch: CudaArch, x: TensorType, weights: tuple[TensorType, ...]) -> None:
+def _check(x: TensorType, weights: tuple[TensorType, ...]) -> None:
     rows, inputs = x.max_shape[0], x.max_shape[-1]
-    if x.dtype != "a8":
-        raise OpError(f"wide products read a8 activations, got {x}")
     if not 0 < rows <= WIDE_ROWS:
         raise OpError(f"wide products take up to {WIDE_ROWS} rows, got {rows}")
     for w in weights:
-        if "a8" not in FORMATS[w.dtype].classes or weight_layout(arch, w) != "tiles16":
-            tile = f"{TILE_OUTPUTS} outputs by {FORMATS[w.dtype].unit_inputs} inputs"
-            raise OpError(f"wide products read quantised weights in tiles of {tile}, got {w}")
         if w.max_shape[-1] != inputs:
             raise OpError(f"weights {w} do not fit activations {x}")
 
 
-def _launch(
-    arch: CudaArch,
-    x: TensorType,
-    weights: tuple[TensorType, ...],
-    indices: tuple[int, ...],
-    *,
-    outs: int,
-    act: str = "",
-    may_split: bool = False,
-) -> Launch:
+def _single(p: Product, index: int) -> Launch:
+    return _launch(p, (index,)) if p.tiles(index) else plain_launch(p, index)
+
+
+def _launch(p: Product, indices: tuple[int, ...], *, may_split: bool = False) -> Launch:
     """One launch over the matrices `indices`, all of one format."""
-    name = weights[indices[0]].dtype
-    matrices = tuple(Matrix(i, min(i, outs - 1), weights[i].max_shape[0]) for i in indices)
+    name = p.weights[indices[0]].dtype
+    matrices = tuple(Matrix(i, min(i, p.outs - 1), p.weights[i].max_shape[0]) for i in indices)
     tiles = sum(m.outputs for m in matrices) // TILE_OUTPUTS
-    work = WideWork(name, x.max_shape[-1], tiles, may_split)
+    work = WideWork(name, p.x.max_shape[-1], tiles, may_split, p.x.dtype)
     params = WideParams(
         format=FORMATS[name].struct,
+        header=FORMATS[name].header,
         work=work,
-        column_tiles=math.ceil(x.max_shape[0] / TILE_ROWS),
+        column_tiles=p.column_tiles,
         matrices=matrices,
-        weights=len(weights),
-        outs=outs,
-        act=act,
-        gated=bool(act) and len(indices) == 2,
-        reads_out=bool(act) and len(indices) == 1,
-        geometry=geometry(arch, work),
+        weights=len(p.weights),
+        outs=p.outs,
+        act=p.act,
+        gated=bool(p.act) and len(indices) == 2,
+        reads_out=bool(p.act) and len(indices) == 1,
+        geometry=geometry(p.arch, work),
         stage_units=0,
         stages=0,
+        start_bytes=START_BYTES[work.x_class],
         shared_bytes=0,
-        bulk_copy=arch.bulk_copy,
-        dependent_launch=arch.dependent_launch,
+        bulk_copy=p.arch.bulk_copy,
+        dependent_launch=p.arch.dependent_launch,
     )
-    return launch_of(arch, params)
+    return launch_of(p.arch, params)
 
 
 def launch_of(arch: CudaArch, params: WideParams) -> Launch:
