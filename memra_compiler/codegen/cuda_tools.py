@@ -20,9 +20,8 @@ from memra_compiler.codegen.cuda import (
 )
 from memra_compiler.codegen.kernels import Progress
 from memra_compiler.ir.graph import Module, Node, Program, Weight
-from memra_compiler.ir.types import BLOCK_FORMATS
 from memra_compiler.ops.cuda import CudaArch, Launch, scratch_bytes
-from memra_compiler.ops.cuda_linear import repack_launches
+from memra_compiler.ops.cuda_linear import FORMATS, repack_launches
 from memra_compiler.ops.linear import PRODUCTS
 from memra_runtime.artifact import LaunchEntry, WeightEntry
 from memra_schedules import records
@@ -40,12 +39,15 @@ class Rendered:
 
 
 def slow_products(module: Module) -> int:
-    """Quantised weights whose products are left to the simple kernel, for want of int8 rows."""
+    """Weights that have fast kernels, but none that reads the rows they meet."""
     slow = set()
     for program, node in module.nodes():
-        if isinstance(node.op, PRODUCTS) and module.type_of(program, node.inputs[0]).dtype != "a8":
-            weights = [name for name in node.inputs if name.startswith("$")]
-            slow |= {w for w in weights if module.type_of(program, w).dtype in BLOCK_FORMATS}
+        if isinstance(node.op, PRODUCTS):
+            rows, *weights = module.operand_types(program, node)
+            for name, weight in zip(node.inputs[1:], weights, strict=True):
+                classes = FORMATS[weight.dtype].classes
+                if classes and rows.dtype not in classes:
+                    slow.add(name)
     return len(slow)
 
 
@@ -67,8 +69,8 @@ class CudaTools:
         weights = list(module.weights)
         if slow := slow_products(module):
             log.warning(
-                "%d quantised weights meet f32 activations, which no fast kernel reads; "
-                "for speed: --set runtime.activations=int8",
+                "%d quantised or 16-bit weights meet f32 activations, which no fast kernel "
+                "reads; for speed: --set runtime.activations=auto",
                 slow,
             )
         sources: dict[str, str] = {}

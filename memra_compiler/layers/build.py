@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from memra_compiler.ir.errors import IRError
 from memra_compiler.ir.graph import Module, Node, Plane, Program, Weight
-from memra_compiler.ir.types import BLOCK_FORMATS, Sym, TensorType
+from memra_compiler.ir.types import BLOCK_FORMATS, PIECE_INPUTS, Sym, TensorType
 from memra_compiler.ops.base import Op
 from memra_compiler.ops.linear import Linear
 from memra_compiler.ops.quantise import Quantise
@@ -21,6 +21,21 @@ WeightFormat = Callable[[str, tuple[str, ...], str], str]
 #: A path of the spec -> where it is written.
 Positions = Callable[[tuple[str | int, ...]], Position | None]
 
+#: By activations of the spec: formats of the rows that meet quantised and 16-bit float matrices.
+ROWS = {"f32": ("f32", "f32"), "bf16": ("bf16", "bf16"), "int8": ("a8", "bf16")}
+
+
+def rows_for(activations: str, weight: TensorType) -> str:
+    """The format of the rows that meet a matrix [N, K].
+
+    A float32 matrix keeps all bits of its rows: no tensor-core kernel would be exact. So does one
+    whose rows are no whole pieces, which no such kernel takes.
+    """
+    quantised, half = ROWS[activations]
+    if weight.max_shape[-1] % PIECE_INPUTS or weight.dtype == "f32":
+        return "f32"
+    return quantised if weight.dtype in BLOCK_FORMATS else half
+
 
 @dataclass
 class ModuleBuilder:
@@ -30,7 +45,7 @@ class ModuleBuilder:
     weight_names: WeightNames
     weight_format: WeightFormat
     position: Positions
-    #: Format of the rows that meet quantised weights: `f32` or `int8`.
+    #: Format of the rows that meet matrices, a key of `ROWS`.
     activations: str = "f32"
     weights: dict[str, Weight] = field(default_factory=dict)
     planes: dict[str, Plane] = field(default_factory=dict)
@@ -140,10 +155,11 @@ class ProgramBuilder:
 
     def linear(self, x: str, weight: str, *, label: str, path: tuple[str | int, ...] = ()) -> str:
         """`weight x`, with x in the activation format that the weight's storage asks for."""
-        if self.module.activations == "int8" and self.type_of(weight).dtype in BLOCK_FORMATS:
-            key = ("quantised", x)
+        to = rows_for(self.module.activations, self.type_of(weight))
+        if to != "f32":
+            key = ("quantised", x, to)
             if key not in self.shared:
-                self.shared[key] = self.one(Quantise(), x, label=f"{label}.in", path=path)
+                self.shared[key] = self.one(Quantise(to), x, label=f"{label}.in", path=path)
             x = self.shared[key]
         return self.one(Linear(), x, weight, label=label, path=path)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from memra_compiler.spec.archs import Checkpoints
 
 #: Rows of a prompt chunk at least; a chunk is never narrower than a verify. A GPU multiplies many
-#: int8 rows at once; more rows also mean as many more in each ring.
+#: rounded rows at once; more rows also mean as many more in each ring.
 PREFILL_ROWS = 8
 CUDA_PREFILL_ROWS = 64
 
@@ -52,7 +52,7 @@ def build_module(spec: Spec, checkpoints: Checkpoints, target: str = "cpu") -> M
             return table.layer_names(own, layer)
         return table.weight_names(role, layer)
 
-    activations = spec.runtime.activations
+    activations = spec.runtime.activations_on(target)
     module = ModuleBuilder(spec.name, weight_names, weight_format, spec.position, activations)
     _Rounds(spec, module, target).build()
     return replace(module.finish(), target=target)
@@ -82,7 +82,7 @@ class _Rounds:
 
     @property
     def prefill_rows(self) -> int:
-        wide = self.target.startswith("cuda") and self.spec.runtime.activations == "int8"
+        wide = self.target.startswith("cuda") and self.module.activations != "f32"
         return max(CUDA_PREFILL_ROWS if wide else PREFILL_ROWS, self.verify_rows)
 
     def build(self) -> None:

@@ -110,7 +110,7 @@ class Runtime(Params):
     """What the compiled program keeps in memory."""
 
     example: ClassVar[str] = (
-        "runtime: {max_context: 32768, kv: f16, weights: as_stored, activations: f32}\n"
+        "runtime: {max_context: 32768, kv: f16, weights: as_stored, activations: auto}\n"
     )
 
     max_context: int = param(
@@ -120,11 +120,19 @@ class Runtime(Params):
     weights: Literal["as_stored"] = param(
         "as_stored", doc="Weights stay in the format of their file."
     )
-    activations: Literal["f32", "int8"] = param(
-        "f32",
-        doc="Format of the rows that meet quantised weights: `f32`, or `int8` with a scale per 32 "
-        "inputs, which is faster and rounds as llama.cpp does. Part of the numeric class.",
+    activations: Literal["auto", "f32", "bf16", "int8"] = param(
+        "auto",
+        doc="Format of the rows that meet quantised and 16-bit matrices; f32 matrices take f32 "
+        "rows. `f32`; `bf16`, rounded to nearest even; `int8` with a scale per 32 inputs, which "
+        "is fastest and rounds as llama.cpp does (16-bit matrices then take bf16 rows). `auto` is "
+        "`f32` on a CPU and `int8` on CUDA. Part of the numeric class.",
     )
+
+    def activations_on(self, target: str) -> str:
+        """Return the activations that `auto` stands for on a target."""
+        if self.activations != "auto":
+            return self.activations
+        return "int8" if target.startswith("cuda") else "f32"
 
 
 class Root(Params):

@@ -10,8 +10,6 @@ from cli_tools import SPEC, WEIGHTS, Ended, call
 pytest.importorskip("cuda.bindings", reason="the extra `cuda` is not installed")
 from cuda.bindings import driver
 
-INT8 = ("--set", "runtime.activations=int8")
-
 
 def compiled(folder: Path, cache: Path, *more: str) -> Ended:
     return call("memra-compile", SPEC, "--target", "cuda:sm_90a", "-o", folder, "--cache", cache,
@@ -21,7 +19,7 @@ def compiled(folder: Path, cache: Path, *more: str) -> Ended:
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Path:
     folder = tmp_path_factory.mktemp("cuda") / "tiny.memra"
-    ended = compiled(folder, kernel_cache, *INT8)
+    ended = compiled(folder, kernel_cache)
     assert ended.code == 0, ended.err
     assert "memra.cuda" not in ended.err
     assert "\ntarget   cuda:sm_90a\n" in ended.err
@@ -29,10 +27,10 @@ def artifact(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Pa
 
 
 def test_activations_that_no_fast_kernel_reads_are_told(tmp_path: Path, kernel_cache: Path) -> None:
-    ended = compiled(tmp_path / "a", kernel_cache)
+    ended = compiled(tmp_path / "a", kernel_cache, "--set", "runtime.activations=f32")
     assert ended.code == 0
-    assert "65 quantised weights meet f32 activations" in ended.err
-    assert "--set runtime.activations=int8" in ended.err
+    assert "65 quantised or 16-bit weights meet f32 activations" in ended.err
+    assert "--set runtime.activations=auto" in ended.err
 
 
 @pytest.mark.parametrize("part", [(), ("--plan",), ("--weights-list",)])

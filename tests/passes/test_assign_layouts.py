@@ -73,13 +73,15 @@ def test_layouts_follow_from_the_formats_and_the_readers() -> None:
 def test_layouts_have_room_for_whole_tiles() -> None:
     rows = Sym("T", 9)
     assert TensorType((rows, 64), "a8", "tile8").nbytes == 2 * 640
+    assert TensorType((rows, 128), "bf16", "tile8").nbytes == 2 * 2 * 1024
+    assert TensorType((rows, 128), "bf16").nbytes == 9 * 256
     assert TensorType((rows, 64), "f32", "planes3").nbytes == 3 * 16 * 64 * 4
     assert TensorType((Sym("T", 1), 64), "f32", "planes3").nbytes == 3 * 8 * 64 * 4
 
 
-def pipeline(spec: Path, target: str, depth: int) -> Module:
+def pipeline(spec: Path, target: str, depth: int, activations: str = "int8", **more: str) -> Module:
     overrides = {
-        "runtime.activations": "int8",
+        "runtime.activations": activations,
         "runtime.kv": "f16",
         "round.depth.max": str(depth),
     }
@@ -98,9 +100,10 @@ def test_verify_of_up_to_eight_rows_is_laid_out_as_the_plain_step(depth: int) ->
     assert layouts(module, "verify") == layouts(module, "plain_step")
 
 
+@pytest.mark.parametrize("activations", ["int8", "bf16"])
 @pytest.mark.parametrize("arch", ARCHS)
-def test_large_specs_are_laid_out_as_the_plain_step(arch: str) -> None:
-    module = pipeline(SPECS / "gemma4_31b.yaml", f"cuda:{arch}", 7)
+def test_large_specs_are_laid_out_as_the_plain_step(arch: str, activations: str) -> None:
+    module = pipeline(SPECS / "gemma4_31b.yaml", f"cuda:{arch}", 7, activations)
     assert layouts(module, "verify") == layouts(module, "plain_step")
 
 

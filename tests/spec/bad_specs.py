@@ -132,7 +132,7 @@ BAD = [
          "not-supported@59:22"),
     edit("confidence", "accept: greedy", "accept: greedy\n  confidence: {next_round: 0.5}",
          "not-supported@96:3"),
-    edit("int4", "activations: f32", "activations: int4", "unknown-value@101:16"),
+    edit("int4", "activations: auto", "activations: int4", "unknown-value@101:16"),
     # --- rules inside a section ---
     edit("kv_heads", "kv_heads: 2", "kv_heads: 3", "conflict@23:21"),
     edit("fraction", "fraction: 0.25", "fraction: 0.3", "conflict@44:39"),
