@@ -151,11 +151,12 @@ class Quantise(Op):
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:
-        x, one = TensorType((3, 96)), TensorType((1, 32))
-        cases = [
-            [Sample((x,), (("to", to),)), Sample((one,), (("to", to),), 1)] for to in ROUNDINGS
+        shapes = ((3, 96), (1, 32))
+        return [
+            Sample((TensorType(shape),), (("to", to),), rows=shape[0])
+            for to in ROUNDINGS
+            for shape in shapes
         ]
-        return [sample for case in cases for sample in case]
 
 
 @op("rmsnorm_quantise")
