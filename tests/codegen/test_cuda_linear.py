@@ -27,7 +27,6 @@ from memra_compiler.ops.cuda_linear import (
     gated_scratch_bytes,
     linear_launches,
     repack_launches,
-    scratch_of,
     split_planes,
     weight_layout,
 )
@@ -341,12 +340,6 @@ def quantised(name: str, kind: str, inputs: int, outputs: int, arch=HOPPER, rows
     return launch
 
 
-def joined(name: str, kind: str, inputs: int, outputs: int, arch=HOPPER, rows=8) -> Launch:
-    x, weight = TensorType((rows, inputs), kind), TensorType((outputs, inputs), name)
-    (launch,) = linear_launches(arch, x, [weight], (), join=True)
-    return launch
-
-
 @pytest.mark.parametrize("name", HOT_QUANTISED)
 def test_quantising_does_not_spill(name: str) -> None:
     launch = quantised(name, "a8", 5376, 21504)
@@ -359,42 +352,25 @@ def test_quantising_does_not_spill(name: str) -> None:
 @pytest.mark.parametrize("rows", [8, 16])
 def test_every_meeting_compiles(arch, rows: int) -> None:
     for name, kind in PAIRS:
-        for launch in (
-            quantised(name, kind, 768, 192, arch, rows),
-            joined(name, kind, 3072, 48, arch, rows),
-        ):
-            assert launch.params.quantised or launch.params.join
-            assert resources(launch, "meeting", arch)[1] <= FEW_BYTES
+        launch = quantised(name, kind, 768, 192, arch, rows)
+        assert launch.params.quantised
+        assert resources(launch, "meeting", arch)[1] <= FEW_BYTES
 
 
 def test_meeting_keeps_the_order_of_sums() -> None:
-    """What is quantised or joined has the bits of what is not, so K must be cut alike."""
+    """What is quantised has the bits of what is not, so K must be cut alike."""
     for label, (inputs, outputs, gated) in SHAPES.items():
-        (apart,) = launches("q4_0", "a8", inputs, outputs, gated)
         if gated:
+            (apart,) = launches("q4_0", "a8", inputs, outputs, gated)
             meeting = quantised("q4_0", "a8", inputs, outputs[0])
-        else:
-            weights = [TensorType((n, inputs), "q4_0") for n in outputs]
-            (meeting,) = linear_launches(
-                HOPPER, TensorType((8, inputs), "a8"), weights, (), join=True
-            )
-        assert meeting.params.geometry == apart.params.geometry, label
-        assert (meeting.grid, meeting.shared_bytes) == (apart.grid, apart.shared_bytes), label
+            assert meeting.params.geometry == apart.params.geometry, label
+            assert (meeting.grid, meeting.shared_bytes) == (apart.grid, apart.shared_bytes), label
 
 
 def test_scratch_of_meeting_blocks() -> None:
     x, w = TensorType((8, 5376), "a8"), TensorType((21504, 5376), "q4_0")
-    floats, tiles = TensorType((8, 21504)), TensorType((8, 21504), "a8", "tile8")
-    assert gated_scratch_bytes(HOPPER, x, [w, w], floats) == 0
     zeroed = 4 * 21504 // 32  # a counter a pair of tiles; 2688 is a multiple of 128
-    assert gated_scratch_bytes(HOPPER, x, [w, w], tiles) == zeroed + 8 * 21504 * 4
-    assert scratch_of([quantised("q4_0", "a8", 5376, 21504)]).zeroed == zeroed
-    launch = joined("q4_0", "a8", 8192, 1008)
-    splits = launch.params.geometry.splits
-    assert splits > 1
-    assert scratch_of([launch]).zeroed == 256  # 63 counters
-    assert scratch_of([launch]).total == 256 + splits * 8 * 1008 * 4
-    assert scratch_of([joined("q4_0", "a8", 64, 16)]).total == 0  # nothing to join
+    assert gated_scratch_bytes(HOPPER, x, [w, w]) == zeroed + 8 * 21504 * 4
 
 
 def test_only_pairs_of_tiles_of_one_format_quantise() -> None:
