@@ -52,6 +52,7 @@ class Launch:
     memory. `early` starts the block before its predecessor has finished (programmatic dependent
     launch); the template then waits itself before it touches an operand that is not a weight.
     `arguments` are the indices of those it takes among operands, outputs and scratch; empty: all.
+    `graph_handles` more arguments follow: handles of conditional nodes, 0 outside of them.
     """
 
     template: str
@@ -61,6 +62,7 @@ class Launch:
     shared_bytes: int = 0
     early: bool = True
     arguments: tuple[int, ...] = ()
+    graph_handles: int = 0
 
     def take(self, arguments: Sequence[T]) -> tuple[T, ...]:
         """Those of the op's arguments (operands, outputs, scratch) that this launch takes."""
