@@ -21,7 +21,7 @@ from memra_compiler.codegen.cuda import (
 from memra_compiler.codegen.kernels import Progress
 from memra_compiler.ir.graph import Module, Node, Program, Weight
 from memra_compiler.ir.types import BLOCK_FORMATS
-from memra_compiler.ops.cuda import CudaArch, Launch, scratch
+from memra_compiler.ops.cuda import CudaArch, Launch, scratch_bytes
 from memra_compiler.ops.cuda_linear import repack_launches
 from memra_compiler.ops.linear import PRODUCTS
 from memra_runtime.artifact import LaunchEntry, WeightEntry
@@ -114,9 +114,8 @@ class CudaTools:
             else:
                 name = operand if operand.startswith("@") else f"{program.name}/{operand}"
                 operands.append(("arena", module.arena[name]))
-        needed = scratch(module.target, node.op, types, outputs)
-        if needed.bytes:
-            operands.append(("arena", module.arena[needed.place(program.name)]))
+        if scratch_bytes(module.target, node.op, types, outputs):
+            operands.append(("arena", module.arena[f"{program.name}/%"]))
         place = node.position
         where = f" at {Path(place.file).name}:{place.line}:{place.column}" if place else ""
         header = (
@@ -129,7 +128,7 @@ class CudaTools:
             yield LaunchEntry(
                 symbol, launch.grid, launch.block, launch.shared_bytes,
                 launch.early and self.arch.dependent_launch,
-                (*launch.take(operands), *(("graph", i) for i in range(launch.graph_handles))),
+                (*operands, *(("graph", i) for i in range(launch.graph_handles))),
             )  # fmt: skip
 
     def _weight(

@@ -117,14 +117,6 @@ class Op:
         """Scratch the CUDA launches need, passed as one more pointer after the outputs."""
         return 0
 
-    def blocks_meet_cuda(self, arch: CudaArch, *types: TensorType) -> bool:
-        """Whether the scratch begins with counters at which blocks meet.
-
-        They are zero before the first launch and zero again after each, so launches that never
-        overlap may share them; nothing else may write there.
-        """
-        return False
-
     @classmethod
     def samples(cls) -> Sequence[Sample]:
         """Cases on both sides of each tile, for the suite."""

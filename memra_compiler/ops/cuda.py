@@ -1,24 +1,21 @@
 """What an op says about its CUDA kernels: templates, their parameters, and how they are launched.
 
 A kernel is `extern "C" __global__ void NAME(int rows, T0* operand0, ..., outputs, float* scratch)`:
-the calling convention of the CPU kernels. Where an op needs several launches, they run in order,
-and each takes the same arguments unless it says which. Lengths are read from the device block,
-never from the launch: one grid serves every context length.
+the calling convention of the CPU kernels. Where an op needs several launches, each takes the same
+arguments and they run in order. Lengths are read from the device block, never from the launch:
+one grid serves every context length.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from memra_compiler.ir.types import TensorType
 
 if TYPE_CHECKING:
     from memra_compiler.ops.base import Op
-
-T = TypeVar("T")
 
 #: Columns of one tensor-core tile: up to eight rows of activations cost the same as one.
 TILE_ROWS = 8
@@ -51,8 +48,7 @@ class Launch:
     `grid` may hold the string "sms": one block a multiprocessor. `shared_bytes` is dynamic shared
     memory. `early` starts the block before its predecessor has finished (programmatic dependent
     launch); the template then waits itself before it touches an operand that is not a weight.
-    `arguments` are the indices of those it takes among operands, outputs and scratch; empty: all.
-    `graph_handles` more arguments follow: handles of conditional nodes, 0 outside of them.
+    `graph_handles` handles of conditional nodes follow the usual arguments: 0 outside of them.
     """
 
     template: str
@@ -61,12 +57,7 @@ class Launch:
     block: int
     shared_bytes: int = 0
     early: bool = True
-    arguments: tuple[int, ...] = ()
     graph_handles: int = 0
-
-    def take(self, arguments: Sequence[T]) -> tuple[T, ...]:
-        """Those of the op's arguments (operands, outputs, scratch) that this launch takes."""
-        return tuple(arguments[i] for i in self.arguments) if self.arguments else tuple(arguments)
 
     def variables(self) -> dict[str, Any]:
         """The template's variables: the fields of `params`."""
@@ -79,24 +70,11 @@ def cuda_arch(target: str) -> CudaArch | None:
     return ARCHS.get(name) if kind == "cuda" else None
 
 
-@dataclass(frozen=True)
-class Scratch:
-    """Scratch of a kernel. Where `blocks_meet`, it begins with counters (`Op.blocks_meet_cuda`)."""
-
-    bytes: int
-    blocks_meet: bool = False
-
-    def place(self, program: str) -> str:
-        """Its name in the arena: counters have a place that no value ever takes."""
-        return "%" if self.blocks_meet else f"{program}/%"
-
-
-def scratch(
+def scratch_bytes(
     target: str, op: Op, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]
-) -> Scratch:
-    """What a kernel of `op` needs on a target."""
+) -> int:
+    """Scratch that a kernel of `op` needs on a target."""
     arch = cuda_arch(target)
     if arch is None:
-        return Scratch(4 * op.scratch_floats(*inputs))
-    types = (*inputs, *outputs)
-    return Scratch(op.scratch_bytes_cuda(arch, *types), op.blocks_meet_cuda(arch, *types))
+        return 4 * op.scratch_floats(*inputs)
+    return op.scratch_bytes_cuda(arch, *inputs, *outputs)

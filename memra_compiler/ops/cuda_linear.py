@@ -6,8 +6,7 @@ take a plain kernel. Activations come as int8 ("a8", templates/lib/a8.cuh), as b
 ("bf16", templates/lib/mma_bf16.cuh) or as rows of floats ("f32", plain kernel only).
 
 Outputs are float planes `[splits][rows of a tile][N]`: whoever reads them adds the planes in order.
-Only rows below `rows` are stored. A gated product may store int8 tiles instead: blocks then meet in
-scratch.
+Only rows below `rows` are stored.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ from memra_schedules import records
 
 TILE_OUTPUTS = 16
 PIECE_INPUTS = 64
-#: Bytes of the sums of a tile for eight rows.
-TILE_BYTES = 4 * TILE_ROWS * TILE_OUTPUTS
 
 
 @dataclass(frozen=True)
@@ -240,17 +237,6 @@ class LinearParams:
     shared_bytes: int
     bulk_copy: bool
     dependent_launch: bool
-    #: The output is int8 tiles; how many pairs of tiles may meet.
-    quantised: bool = False
-    counters: int = 0
-
-    @property
-    def scratch_bytes(self) -> int:
-        """What blocks need to meet: counters, then the tiles they leave for each other."""
-        if not self.counters:
-            return 0
-        zeroed = math.ceil(4 * self.counters / 128) * 128
-        return zeroed + TILE_BYTES * self.work.items * self.work.column_tiles
 
 
 @dataclass(frozen=True)
@@ -363,12 +349,9 @@ def linear_launches(
 ) -> tuple[Launch, ...]:
     """Launches of `linear`, `linear_group` and, with `act`, of `gated_linear` (gate, up).
 
-    Arguments of each: rows, x, the weights, the outputs, and scratch (`gated_scratch_bytes`).
+    Arguments of each: rows, x, the weights, the outputs.
     Matrices of one format share a launch. A gate and an up projection of one format meet in a
     block; otherwise the up projection goes first and the gate's launch multiplies it by act(gate).
-    An output of type a8 makes a gated product quantise (see `gated_quantises`).
-
-    Raises: OpError where a gated product cannot quantise.
     """
     weights = tuple(weight_types)
     # outputs of layout `planes1` are read by an op that adds no planes
@@ -377,33 +360,9 @@ def linear_launches(
         product = Product(arch, x_type, weights, len(weights))
         return _group(product, range(len(weights)), may_split=may_split)
     gated, up = Product(arch, x_type, weights, 1, act), Product(arch, x_type, weights, 1)
-    quantised = any(out.dtype == "a8" for out in out_types)
-    if quantised and not gated_quantises(arch, x_type, weights):
-        raise OpError(f"no kernel of gated_linear on {arch.name} makes a8 of {x_type}, {weights}")
     if gated.meet:
-        return (_tiled(gated, (0, 1), parts=2, may_split=False, quantised=quantised),)
+        return (_tiled(gated, (0, 1), parts=2, may_split=False),)
     return _group(up, (1,), may_split=False) + _group(gated, (0,), may_split=False)
-
-
-def gated_quantises(arch: CudaArch, x_type: TensorType, weight_types: Sequence[TensorType]) -> bool:
-    """Whether `gated_linear` of these can store int8 tiles: no bit differs from `quantise`'s."""
-    product = Product(arch, x_type, tuple(weight_types), 1)
-    return product.meet and weight_types[0].max_shape[0] % PIECE_INPUTS == 0
-
-
-def gated_scratch_bytes(
-    arch: CudaArch, x_type: TensorType, weight_types: Sequence[TensorType]
-) -> int:
-    """Scratch of a `gated_linear` that quantises. Its counters must be zero before a launch and are
-    zero after it.
-
-    Raises: OpError where it cannot quantise.
-    """
-    product = Product(arch, x_type, tuple(weight_types), 1, "silu")
-    if not gated_quantises(arch, x_type, weight_types):
-        raise OpError(f"no kernel of gated_linear on {arch.name} makes a8 of {x_type}")
-    launch = _tiled(product, (0, 1), parts=2, may_split=False, quantised=True)
-    return int(launch.params.scratch_bytes)
 
 
 def split_planes(
@@ -456,7 +415,6 @@ def _tiled(
     *,
     may_split: bool,
     parts: int = 1,
-    quantised: bool = False,
 ) -> Launch:
     name = p.weights[indices[0]].dtype
     matrices = tuple(Matrix(i, min(i, p.outs - 1), p.weights[i].max_shape[0]) for i in indices)
@@ -477,8 +435,6 @@ def _tiled(
         shared_bytes=0,
         bulk_copy=p.arch.bulk_copy,
         dependent_launch=p.arch.dependent_launch,
-        quantised=quantised,
-        counters=items // 2 if quantised else 0,
     )
     return launch_of(p.arch, params)
 

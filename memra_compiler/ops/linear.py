@@ -10,22 +10,10 @@ from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.activation import activate, activate_reference
 from memra_compiler.ops.base import Array, Cost, Op, Operand, Sample, expect, fixed, op, type_bytes
 from memra_compiler.ops.cuda import CudaArch, Launch
-from memra_compiler.ops.cuda_products import (
-    gated_launches,
-    gated_meets,
-    gated_scratch,
-    product_launches,
-)
+from memra_compiler.ops.cuda_products import product_launches
 from memra_compiler.ops.emit import LANES, Buffer, Expr, Kernel, Register
 from memra_compiler.ops.formats import WEIGHT_FORMATS, Chunks, decode_step, prefetch_step, step
-from memra_compiler.ops.quantise import (
-    A8_CLASS,
-    BLOCK,
-    BLOCK_BYTES,
-    emit_quantise,
-    emit_values,
-    quantise_reference,
-)
+from memra_compiler.ops.quantise import BLOCK, BLOCK_BYTES, emit_values
 
 #: Output rows computed together, and the most inputs decoded at once (16 KB of float32: L1).
 TILE_ROWS = 4
@@ -307,14 +295,11 @@ class LinearGroup(Op):
 class GatedLinear(Op):
     """The first half of a gated feed-forward: act(W_gate x) * (W_up x).
 
-    `quantised` leaves the rows as int8 blocks, for the second half.
-
-    Shapes: x [T, K], gate and up [F, K] -> [T, F] f32 or a8.
+    Shapes: x [T, K], gate and up [F, K] -> [T, F].
     Source: Shazeer 2020, "GLU Variants Improve Transformer".
     """
 
     act: str = "gelu_tanh"
-    quantised: bool = False
 
     operands = (Operand("x"), Operand("gate", "$"), Operand("up", "$"))
 
@@ -323,17 +308,15 @@ class GatedLinear(Op):
         outputs = check(self, x, gate)
         expect(check(self, x, up) == outputs, self, f"gate {gate} and up {up} differ in width")
         expect(outputs % LANES == 0, self, f"width must be a multiple of {LANES}, got {outputs}")
-        return (TensorType((x.shape[0], outputs), "a8" if self.quantised else "f32"),)
+        return (TensorType((x.shape[0], outputs)),)
 
     def reference(self, rows: int, *arrays: Array) -> tuple[Array, ...]:
         x, gate, up = arrays
-        out = activate_reference(self.act, x[:rows] @ gate.T) * (x[:rows] @ up.T)
-        return (quantise_reference(out) if self.quantised else out,)
+        return (activate_reference(self.act, x[:rows] @ gate.T) * (x[:rows] @ up.T),)
 
     def numeric_class(self, *types: TensorType) -> str:
         x, gate, up = types
-        floats = f"{self.act}({linear_class(x, gate)}) * ({linear_class(x, up)})"
-        return f"{floats}; {A8_CLASS}" if self.quantised else floats
+        return f"{self.act}({linear_class(x, gate)}) * ({linear_class(x, up)})"
 
     def cost(self, rows: int, *types: TensorType) -> Cost:
         return linear_cost(rows, *types)
@@ -342,33 +325,22 @@ class GatedLinear(Op):
         x, gate, up = types
         outputs, inputs = gate.max_shape
         products = scratch_for(inputs, [gate.dtype, up.dtype])
-        return products + rows_scratch(x) + (1 + self.quantised) * MAX_ROWS * outputs
+        return products + rows_scratch(x) + MAX_ROWS * outputs
 
     def lower_cpu(self, k: Kernel, *buffers: Buffer) -> None:
-        x, gate, up, out, scratch = buffers
+        x, gate, up, y, scratch = buffers
         outputs, inputs = gate.type.max_shape
-        size = MAX_ROWS * outputs
-        held = k.part(scratch, scratch.type.elements - size, size)
-        y = k.part(scratch, scratch.type.elements - 2 * size, size) if self.quantised else out
+        held = k.part(scratch, scratch.type.elements - MAX_ROWS * outputs, MAX_ROWS * outputs)
         rows = widen(k, x, scratch, scratch_for(inputs, [gate.format, up.format]))
         emit_linear(k, rows, gate, held, scratch)
         emit_linear(k, rows, up, y, scratch)
         with k.loop(k.rows * (outputs // LANES)) as i:
             value = activate(k, self.act, k.let(k.load(held, i * LANES, LANES)))
             k.store(y, i * LANES, value * k.load(y, i * LANES, LANES), LANES)
-        if self.quantised:
-            emit_quantise(k, y, out)
 
     def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
         x, gate, up, y = types
-        return gated_launches(arch, x, [gate, up], y, self.act)
-
-    def scratch_bytes_cuda(self, arch: CudaArch, *types: TensorType) -> int:
-        x, gate, up, out = types
-        return gated_scratch(arch, x, [gate, up], out)
-
-    def blocks_meet_cuda(self, arch: CudaArch, *types: TensorType) -> bool:
-        return self.quantised and gated_meets(arch, types[0], types[1:3])
+        return product_launches(arch, x, [gate, up], [y], self.act)
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:
@@ -378,8 +350,6 @@ class GatedLinear(Op):
             Sample((x, w, up), (("act", "gelu_tanh"),), rows=7),
             Sample((x, w, w), (("act", "silu"),), rows=1),
             Sample((replace(x, dtype="a8"), w, up), rows=7),
-            Sample((replace(x, dtype="a8"), w, w), (("quantised", True),), rows=7),
-            Sample((x, w, up), (("quantised", True),), rows=7),
         ]
 
 

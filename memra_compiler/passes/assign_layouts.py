@@ -97,8 +97,7 @@ def _cut(module: Module, program: Program, node: Node, arch: CudaArch) -> tuple[
         return layouts
     x, *weights = module.operand_types(program, node)
     act = node.op.act if isinstance(node.op, GatedLinear) else None
-    floats = [replace(type, dtype="f32") for type in outputs]  # a product that quantises sums alike
-    return *layouts, *sum_order(arch, x, weights, floats, act)
+    return *layouts, *sum_order(arch, x, weights, outputs, act)
 
 
 def _product_layout(module: Module, program: Program, node: Node, arch: CudaArch) -> str:

@@ -10,7 +10,6 @@ Rewrites, in order, each on values used once:
     add(x, rmsnorm(y, $w)) [then scale]           ->  rmsnorm_add(x, y, $w[, $s])
     quantise(rmsnorm(x, $w))                      ->  rmsnorm_quantise(x, $w)
     quantise(attention(..))                       ->  attention(..) {quantised}
-    quantise(gated_linear(..))                    ->  gated_linear(..) {quantised}
     u = rmsnorm_add(..); rmsnorm_quantise(u, $w)  ->  u, a8 = rmsnorm_add_quantise(.., $w)
 """
 
@@ -40,7 +39,7 @@ class Uses:
     counts: Mapping[str, int]
     values: Mapping[str, TensorType]
 
-    def only(self, operand: str, kind: type | tuple[type, ...]) -> Node | None:
+    def only(self, operand: str, kind: type) -> Node | None:
         """The node that makes `operand`, if it is of this op and its value is read once."""
         node = self.makers.get(operand)
         if node is None or not isinstance(node.op, kind) or self.counts[operand] != 1:
@@ -82,7 +81,7 @@ def fuse(module: Module) -> Module:
             norm_add,
             scaled_norm_add,
             norm_quantise,
-            maker_quantises,
+            attention_quantise,
         ):
             program = drop_dead(_apply(program, step))
         return join_residuals(join_queries(program))
@@ -219,15 +218,15 @@ def norm_quantise(node: Node, known: Uses) -> Node | None:
     return replace(node, op=RMSNormQuantise(norm.op.eps), inputs=norm.inputs)
 
 
-def maker_quantises(node: Node, known: Uses) -> Node | None:
-    """`quantise` of the rows of an op that can quantise them itself."""
+def attention_quantise(node: Node, known: Uses) -> Node | None:
+    """Rewrite `quantise(attention(..))`."""
     if not isinstance(node.op, Quantise):
         return None
-    maker = known.only(node.inputs[0], (Attention, GatedLinear))
-    if maker is None:
+    heads = known.only(node.inputs[0], Attention)
+    if heads is None:
         return None
-    assert isinstance(maker.op, (Attention, GatedLinear))
-    return replace(node, op=replace(maker.op, quantised=True), inputs=maker.inputs)
+    assert isinstance(heads.op, Attention)
+    return replace(node, op=replace(heads.op, quantised=True), inputs=heads.inputs)
 
 
 def join_queries(program: Program) -> Program:

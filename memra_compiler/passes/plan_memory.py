@@ -1,33 +1,28 @@
 """Place every plane, value and scratch buffer in one arena, by fixed offsets.
 
-Planes come first and live for ever. So does the scratch in which blocks meet (`%`): its counters
-stay zero between launches, and all programs share it, for no two such launches overlap. The rest of
-the arena belongs to the running program: a value takes a free place when it is made and gives it
-back after its last reader. An output never shares bytes with an operand of the same node, so
-kernels may assume that buffers do not overlap.
+Planes come first and live for ever. The rest of the arena belongs to the running program: a value
+takes a free place when it is made and gives it back after its last reader. An output never shares
+bytes with an operand of the same node, so kernels may assume that buffers do not overlap.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from memra_compiler.ir.graph import Module, Program
-from memra_compiler.ops.cuda import scratch
+from memra_compiler.ir.graph import Module, Node, Program
+from memra_compiler.ops.cuda import scratch_bytes
 
 #: Alignment of every buffer: a cache line, and a vector of sixteen floats.
 ALIGN = 64
 
 
 def plan_memory(module: Module) -> Module:
-    """Fill `arena`: `@plane`, scratch `%` and `program/%`, `program/%value`; "" is the size."""
+    """Fill `arena`: `@plane`, `program/%value`, `program/%` (scratch), and the size under ""."""
     arena: dict[str, int] = {}
     end = 0
     for name, plane in module.planes.items():
         arena[f"@{name}"] = end
         end += aligned(plane.type.nbytes)
-    if meeting := max(_scratch(module, p, meet=True) for p in module.programs.values()):
-        arena["%"] = end
-        end += aligned(meeting)
     base = end
     for program in module.programs.values():
         places, size = place_values(module, program)
@@ -68,22 +63,14 @@ def place_values(module: Module, program: Program) -> tuple[dict[str, int], int]
             places[f"%{name}"] = at
             live.append((at, length, last[f"%{name}"]))
             size = max(size, at + length)
+    scratch = max((_scratch(module, program, node) for node in program.nodes), default=0)
     places["%"] = size
-    return places, size + aligned(_scratch(module, program, meet=False))
+    return places, size + aligned(scratch)
 
 
-def _scratch(module: Module, program: Program, *, meet: bool) -> int:
-    """The most scratch of a node of `program`: of those whose blocks meet, or of all others."""
-    needed = [
-        scratch(
-            module.target,
-            node.op,
-            module.operand_types(program, node),
-            tuple(program.values[name] for name in node.outputs),
-        )
-        for node in program.nodes
-    ]
-    return max((s.bytes for s in needed if s.blocks_meet == meet), default=0)
+def _scratch(module: Module, program: Program, node: Node) -> int:
+    outputs = tuple(program.values[name] for name in node.outputs)
+    return scratch_bytes(module.target, node.op, module.operand_types(program, node), outputs)
 
 
 def first_fit(taken: list[tuple[int, int]], length: int) -> int:

@@ -60,11 +60,11 @@ class Gpu:
     def run(self, launches: tuple[Launch, ...], name: str, arch: CudaArch, rows: int,
             pointers: list[int]) -> None:  # fmt: skip
         """Run the launches of one op in order and wait."""
-        count = np.array([rows], np.int32)
+        values = np.array([rows], np.int32), np.array(pointers, np.uint64)
+        addresses = [values[0].ctypes.data]
+        addresses += [values[1].ctypes.data + 8 * i for i in range(len(pointers))]
+        arguments = np.array(addresses, np.uint64)
         for launch in launches:
-            taken = np.array(launch.take(pointers), np.uint64)
-            addresses = [taken.ctypes.data + 8 * i for i in range(len(taken))]
-            arguments = np.array([count.ctypes.data, *addresses], np.uint64)
             grid = [self.multiprocessors if g == "sms" else int(g) for g in launch.grid]
             check(
                 driver.cuLaunchKernel(

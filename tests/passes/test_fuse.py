@@ -59,15 +59,6 @@ PATTERNS = {
 """,
         ("act",),
     ),
-    "gated_linear_quantised": (
-        """\
-  %gate : f32[T<=3, 128] = linear(%x, $wide) label "layers.0.gate"
-  %up : f32[T<=3, 128] = linear(%x, $wide) label "layers.0.up"
-  %act : f32[T<=3, 128] = gate_mul(%gate, %up) {act = 'silu'} label "layers.0.act" at "toy.yaml":6:1
-  %rows : a8[T<=3, 128] = quantise(%act) label "layers.0.down.in"
-""",
-        ("rows",),
-    ),
     "norm_rope": (
         """\
   %q_norm : f32[T<=3, 64] = rmsnorm(%x, $head_norm) {eps = 1e-05, size = 32} label "layers.0.q_norm"

@@ -1,7 +1,7 @@
 """A burst as one CUDA graph: rounds repeat on the device, each as deep as the last one decided.
 
     while more:              a conditional node; its condition is set by `again` after each round
-        pick                 `again` once more: sets which body of the next node runs
+        again                here it says which body of the next node runs
         switch (depth):      one body a depth, each the whole round at that depth
         again                does another round follow?
         mirror               the token ring, then the counters, to the host
@@ -40,15 +40,23 @@ def capture_burst(
     root = GraphDraft(context)
     loop = root.condition(first=1)
     _, (body,) = root.add_while(loop)
-    depths = body.condition(first=0)
-    body.capture(stream, lambda: again(0, depths).launch(stream, 1))
-    switch, bodies = body.add_switch(depths, len(rounds), after=body.last())
-    for part, enqueue in zip(bodies, rounds, strict=True):
-        part.capture(stream, enqueue)
 
     def end() -> None:
         again(loop, 0).launch(stream, 1)
         mirror()
 
+    if len(rounds) == 1:  # plain steps: whatever depth the policy would choose, there is one body
+
+        def step() -> None:
+            rounds[0]()
+            end()
+
+        body.capture(stream, step)
+        return root.finish()
+    depths = body.condition(first=0)
+    body.capture(stream, lambda: again(0, depths).launch(stream, 1))
+    switch, bodies = body.add_switch(depths, len(rounds), after=body.last())
+    for part, enqueue in zip(bodies, rounds, strict=True):
+        part.capture(stream, enqueue)
     body.capture(stream, end, after=switch)
     return root.finish()
