@@ -194,6 +194,7 @@ def _manifest(
         "expect": facts.expect,
         "programs": tuple(_cost(module, name) for name in module.programs),
         "sequences": sequences,
+        "loops": {s.name: s.loop for s in module.sequences.values() if s.loop},
         "kernels": (),
     }
     return Manifest(**(common | dict(parts.fields)))

@@ -129,7 +129,8 @@ class CudaTools:
             sources.setdefault(symbol, source)
             yield LaunchEntry(
                 symbol, launch.grid, launch.block, launch.shared_bytes,
-                launch.early and self.arch.dependent_launch, tuple(operands),
+                launch.early and self.arch.dependent_launch,
+                (*operands, *(("graph", i) for i in range(launch.graph_handles))),
             )  # fmt: skip
 
     def _weight(

@@ -17,9 +17,8 @@ from memra_compiler.ops.cuda import CudaArch, Launch
 from memra_compiler.ops.emit import LANES, Buffer, Expr, Kernel, Register
 from memra_compiler.ops.norm import check_heads, check_weight, emit_rms, rms_class, rms_reference
 from memra_compiler.ops.quantise import (
-    BLOCK,
     ROUNDINGS,
-    emit_rounded,
+    emit_quantise,
     round_reference,
     rounded_type,
 )
@@ -358,9 +357,7 @@ class Attention(Op):
                             value = total.get() * k.splat(unit)
                             k.store(out, row + c + i * LANES, value, LANES)
         if self.rounds:
-            with k.loop(k.rows * (width(self, q.type) // BLOCK)) as b:
-                halves = (k.load(out, b * BLOCK + i * LANES, LANES) for i in range(2))
-                emit_rounded(k, target, b, *halves)
+            emit_quantise(k, out, target)
 
     @staticmethod
     def _softmax(k: Kernel, scores: Buffer, at: int, count: Expr) -> Expr:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memra_compiler.ir.types import DTYPE_BYTES, TensorType
+from memra_compiler.ops.again import Again
 from memra_compiler.ops.argmax import ArgMax
 from memra_compiler.ops.base import Op, expect
 from memra_compiler.ops.chain import Advance, Begin, DraftToken
@@ -177,6 +178,12 @@ def commit_launches(op: Commit, arch: CudaArch, *types: TensorType) -> tuple[Lau
 def adapt_depth_launches(op: AdaptDepth, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
     """Choose the depth of the next round."""
     return (launch(arch, "state/adapt_depth.cu.j2", AdaptDepthParams(op.fresh), ONE_BLOCK, WARP),)
+
+
+def again_launches(op: Again, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+    """Does the burst go on, and how deep? Takes the handles of two conditional nodes."""
+    made = launch(arch, "state/again.cu.j2", NoParams(), ONE_BLOCK, WARP)
+    return (replace(made, graph_handles=2),)
 
 
 def settle_launches(

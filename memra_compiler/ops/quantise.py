@@ -98,6 +98,13 @@ def emit_rounded(k: Kernel, out: Buffer, block: Expr, low: Expr, high: Expr) -> 
         k.put_floats(out, block * BLOCK + i * LANES, value)
 
 
+def emit_quantise(k: Kernel, x: Buffer, out: Buffer) -> None:
+    """Round all rows of x to the format of `out`."""
+    with k.loop(k.rows * (out.type.max_shape[1] // BLOCK)) as b:
+        low, high = (k.load(x, b * BLOCK + i * LANES, LANES) for i in range(2))
+        emit_rounded(k, out, b, low, high)
+
+
 def emit_values(k: Kernel, x: Buffer, block: Expr, half: int) -> Expr:
     """Sixteen values of a block of 32, as float32."""
     if x.format != "a8":
@@ -139,10 +146,7 @@ class Quantise(Op):
         return ROUNDINGS[self.to]
 
     def lower_cpu(self, k: Kernel, *buffers: Buffer) -> None:
-        x, out = buffers
-        with k.loop(k.rows * (width(self, x.type) // BLOCK)) as b:
-            low, high = (k.load(x, b * BLOCK + i * LANES, LANES) for i in range(2))
-            emit_rounded(k, out, b, low, high)
+        emit_quantise(k, *buffers)
 
     def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
         from memra_compiler.ops.cuda_kernels import quantise_launches

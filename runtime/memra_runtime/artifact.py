@@ -17,7 +17,7 @@ from typing import Any
 from memra_runtime.errors import fail
 
 #: Raised whenever the meaning of the manifest or of the device block changes.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 #: The compiled programs of a CPU artifact.
 LIBRARY = "programs.so"
@@ -53,6 +53,8 @@ STATE = (
     "rounds",
     "total_drafted",
     "total_accepted",
+    "burst_end",  # `ring_count` at which a burst has enough
+    "more",  # 1: another round of the burst follows
 )
 #: Two tables follow the counters: drafts attempted and accepted by position in the chain.
 STATE_ATTEMPTED = len(STATE)
@@ -167,6 +169,8 @@ class Manifest:
     expect: tuple[ExpectEntry, ...]
     programs: tuple[ProgramEntry, ...]
     sequences: Mapping[str, tuple[tuple[str, str], ...]]
+    #: Sequences that repeat while a counter is not zero, checked after each pass.
+    loops: Mapping[str, str]
     kernels: tuple[str, ...]
     #: CUDA only: launches of each program, launches that repack weights, and for each program the
     #: counter that holds its rows ("" for one row).
@@ -215,7 +219,7 @@ def parse_manifest(text: str, place: str) -> Manifest:
                 place,
                 hints=("compile the spec again with this version of memra-compile",),
             )
-        for key in ("spec", "versions", "files"):
+        for key in ("spec", "versions", "files", "loops"):
             data[key].items()  # a mapping, or it is no manifest of ours
         for key, entry in _ENTRIES.items():
             data[key] = _read_entries(entry, data[key])

@@ -101,6 +101,9 @@ def test_every_operand_lies_where_the_module_put_it(built: Built) -> None:
         for kind, place in entry.operands:
             if kind == "weight":
                 assert 0 <= place < len(manifest.weights)
+            elif kind == "graph":  # the two conditional nodes of a burst
+                assert entry.symbol.startswith("again_")
+                assert place in (0, 1)
             else:
                 assert kind == "arena"
                 assert 0 <= place < manifest.arena_bytes

@@ -15,6 +15,7 @@ from memra_compiler.ir.errors import OpError
 from memra_compiler.ir.types import Sym, TensorType
 from memra_compiler.ops import cuda_attention, cuda_kernels, cuda_state
 from memra_compiler.ops.activation import Add, Concat, GateMul, Scale, SoftCap
+from memra_compiler.ops.again import Again
 from memra_compiler.ops.argmax import ArgMax
 from memra_compiler.ops.attention import Attention, KvAppend, NormRopeAppend
 from memra_compiler.ops.chain import Advance, Begin, DraftToken
@@ -196,6 +197,7 @@ def kernels(g: Geometry) -> Iterator[tuple[str, Maker]]:
         ),
     )
     yield "advance", lambda a: e.advance_launches(Advance(), a, STATE_TYPE)
+    yield "again", lambda a: e.again_launches(Again(), a, STATE_TYPE)
     yield "accept", lambda a: e.accept_launches(Accept(), a, STATE_TYPE, BATCH, BATCH)
     end = (
         STATE_TYPE, BATCH, BATCH, TensorType((BATCH_ROWS, g.width)), w,

@@ -49,9 +49,6 @@ def products() -> Iterator[Launch]:
             yield from linear_launches(arch, x, [weight, weight], (), act="silu")
             yield repack_launches(arch, weight)[0]
             yield from wide_launches(arch, TensorType((64, 256), kind), [weight], ())
-            if kind == "a8":
-                tall, out = TensorType((64, 256), name), TensorType((8, 64), "a8")
-                yield from linear_launches(arch, x, [tall, tall], [out], act="silu")
         for name in FORMATS:
             odd = TensorType((24, 256), name)
             yield from linear_launches(arch, TensorType((8, 256), "f32"), [odd], ())

@@ -15,6 +15,8 @@ class Device(Protocol):
     """
 
     manifest: Manifest
+    #: Tokens of a burst at most: where rounds cannot repeat on the device itself, one round's.
+    burst_tokens: int
     #: The device block as the host sees it between launches.
     state: Any
 
@@ -26,6 +28,12 @@ class Device(Protocol):
 
     def launch(self, name: str) -> None:
         """Run a sequence, or one program as `run_NAME`."""
+
+    def start(self, name: str) -> None:
+        """Begin a burst; until `done`, the host may only look at counters and at the ring."""
+
+    def done(self) -> bool:
+        """Whether the burst has ended. The device's errors surface here."""
 
     def get(self, counter: str) -> int:
         """A counter of the device block."""

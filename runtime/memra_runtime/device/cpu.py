@@ -45,6 +45,7 @@ class CpuDevice:
         self, manifest: Manifest, folder: Path, weights: Sequence[npt.NDArray[np.uint8]]
     ) -> None:
         self.manifest = manifest
+        self.burst_tokens = 1  # a round a call: tokens appear as they are made
         self._weights = list(weights)  # the mapped files must outlive the table
         table = np.zeros((len(weights), _DLTENSOR_WORDS), np.uint64)
         table[:, 0] = [w.ctypes.data for w in weights]
@@ -81,6 +82,14 @@ class CpuDevice:
         if function is None:
             function = self._functions[name] = self._module[name]
         function(*self._arguments)
+
+    def start(self, name: str) -> None:
+        """Run a burst to its end."""
+        self.launch(name)
+
+    def done(self) -> bool:
+        """A burst has ended when `start` returns."""
+        return True
 
     def get(self, counter: str) -> int:
         """Read a counter of the device block."""
