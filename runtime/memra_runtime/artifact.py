@@ -17,7 +17,7 @@ from typing import Any
 from memra_runtime.errors import fail
 
 #: Raised whenever the meaning of the manifest or of the device block changes.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 #: The compiled programs of a CPU artifact.
 LIBRARY = "programs.so"
@@ -89,7 +89,9 @@ class LaunchEntry:
     """One CUDA launch: kernel, shape, and where each argument lies.
 
     `operands` are ("arena", byte offset) or ("weight", index). A grid may hold "sms", the number of
-    multiprocessors. `weight` names the weight that a repacking launch is for.
+    multiprocessors. `weight` names the weight that a repacking launch is for. `bytes` is what the
+    launch must move at the program's largest row count and a full context: the cost of its op,
+    which is stated for the first of the op's launches; the others handle what that one left.
     """
 
     symbol: str
@@ -99,6 +101,7 @@ class LaunchEntry:
     early: bool
     operands: tuple[tuple[str, int], ...] = ()
     weight: str = ""
+    bytes: int = 0
 
 
 @dataclass(frozen=True)
