@@ -181,6 +181,12 @@ class Manifest:
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True) + "\n"
 
+    @property
+    def staging_bytes(self) -> int:
+        """CUDA only: what a weight takes, while loading, that is repacked into another layout."""
+        repacked = {entry.weight for entry in self.repacks}
+        return max((w.bytes for w in self.weights if w.id in repacked), default=0)
+
     def plane(self, id: str) -> PlaneEntry:
         return next(p for p in self.planes if p.id == id)
 

@@ -17,6 +17,10 @@ class Device(Protocol):
     manifest: Manifest
     #: The device block as the host sees it between launches.
     state: Any
+    #: Counted since loading: foreign calls (CPU) or graph launches (CUDA).
+    launches: int
+    #: Counted since loading: copies of counters and tokens to the host, which the CPU needs not.
+    reads: int
 
     def plane(self, name: str) -> Any:
         """A plane that indexes, and can be written, like an array."""
@@ -26,6 +30,13 @@ class Device(Protocol):
 
     def launch(self, name: str) -> None:
         """Run a sequence, or one program as `run_NAME`."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether a round, however deep, is one launch: what `--strict` demands."""
+
+    def runs(self, sequence: str) -> str:
+        """How a sequence (`round`, `plain`) runs here, in a few words for a reader."""
 
     def get(self, counter: str) -> int:
         """A counter of the device block."""

@@ -25,7 +25,7 @@ from memra_runtime.device.cuda_driver import (
     PinnedBuffer,
     Stream,
 )
-from memra_runtime.device.cuda_upload import upload_weights
+from memra_runtime.device.cuda_upload import Progress, upload_weights
 from memra_runtime.errors import fail
 
 DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "i32": np.int32}
@@ -49,7 +49,10 @@ class DevicePlane:
         return self._device.download(self._place)[at]
 
     def __setitem__(self, at: Any, value: Any) -> None:
-        whole = self._device.download(self._place)
+        if at is Ellipsis:  # all of it is written, so nothing need be read
+            whole = np.empty(self.shape, self.dtype)
+        else:
+            whole = self._device.download(self._place)
         whole[at] = value
         self._device.upload(self._place, whole)
 
@@ -77,6 +80,7 @@ class CudaDevice:
         *,
         graphs: bool = True,
         context: Context | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self.manifest = manifest
         self.context = context or Context()
@@ -88,7 +92,7 @@ class CudaDevice:
         self._arena = Memory(manifest.arena_bytes, "allocating the arena")
         self._arena.fill(0)
         self._weights, addresses = upload_weights(
-            manifest, weights, self._functions, self.context, self.stream
+            manifest, weights, self._functions, self.context, self.stream, progress
         )
         self._programs = {
             name: [self._bind(entry, addresses) for entry in entries]
@@ -198,6 +202,21 @@ class CudaDevice:
         """The bound kernels of a program, in launch order (for benches)."""
         return self._programs[program]
 
+    def refresh(self) -> None:
+        """Wait, and bring the mirror up to date, after kernels that were queued by hand."""
+        self._finish("kernels queued by hand")
+
+    @property
+    def whole(self) -> bool:
+        """Whether a round is one graph launch."""
+        return self.graphs
+
+    def runs(self, sequence: str) -> str:
+        """How a sequence runs here."""
+        if self.graphs:
+            return f"graph: {sequence} (one launch and one host read)"
+        return "eager: kernel by kernel, graphs are off"
+
     # -- launching ---------------------------------------------------------------------------------
 
     def launch(self, name: str) -> None:
@@ -233,6 +252,7 @@ class CudaDevice:
     def _finish(self, name: str) -> None:
         self.stream.copy_out(self._mirror, self._arena.address, self._mirror_bytes)
         self.stream.wait(f"running {name}")
+        self.reads += 1
 
     def _rows(self, program: str, rows: int) -> int:
         return rows if self.manifest.rows_from[program] else 1
