@@ -89,6 +89,11 @@ def _kib(path: str, key: str) -> int | None:
     return None
 
 
+def available_memory() -> int | None:
+    """Bytes that this machine could give to a process; None where it is not known."""
+    return _kib("/proc/meminfo", "MemAvailable:")
+
+
 def plan_memory(manifest: Manifest) -> MemoryPlan:
     """The memory a model needs, beside what this process holds already and what is free.
 
@@ -106,7 +111,7 @@ def plan_memory(manifest: Manifest) -> MemoryPlan:
         manifest.arena_bytes,
         manifest.weight_bytes,
         _kib("/proc/self/status", "VmRSS:") or 0,
-        _kib("/proc/meminfo", "MemAvailable:"),
+        available_memory(),
     )
 
 
