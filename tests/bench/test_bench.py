@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
@@ -230,6 +231,26 @@ def test_command_prints_json(
     assert data["contexts"][0]["floor_ms"] > data["programs"][1]["floor_ms"]
     assert data["per_round"] == {"launches_ratio": 1.0, "reads_ratio": 0.0}
     assert table.is_file()
+
+
+def test_weights_whose_text_makes_no_sense_can_be_measured(
+    tiny_artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = tmp_path / "odd.gguf"
+    data, key = TINY_TARGET.read_bytes(), b"gemma4.attention.sliding_window"
+    at = data.index(key) + len(key)
+    assert data[at : at + 4] == bytes([4, 0, 0, 0])  # a uint32
+    odd.write_bytes(data[: at + 4] + bytes([7, 0, 0, 0]) + data[at + 8 :])
+    done = run_command(
+        str(tiny_artifact), "--weights", str(odd), "--draft", str(TINY_DRAFT), "--ids", "2,7",
+        "--repeat", "1", "--max-new", "2", "--depths", "0",
+    )  # fmt: skip
+    out, err = capsys.readouterr()
+    assert done.code == 0, err
+    assert re.search(r"^odd      `\S+` contradicts .* has 7; only speed is measured$", err, re.M), (
+        err
+    )
+    assert "plain_step" in out
 
 
 @pytest.mark.parametrize(

@@ -182,14 +182,18 @@ def bench(
         require_plot()
     compiling = ["--target", target or "cpu"]
     compiling += [word for pair in overrides or () for word in ("--set", pair)]
-    opened = open_model(*resolve_artifact(artifact, weights, draft, cache, quiet, compiling))
+    tell = teller(quiet)
+    opened = open_model(
+        *resolve_artifact(artifact, weights, draft, cache, quiet, compiling),
+        odd=lambda error: tell("odd", f"{error.diagnostics[0].message}; only speed is measured"),
+    )
     _check_target(opened, target, overrides, artifact)
     defaults = DEFAULTS[opened.manifest.target.partition(":")[0]]
     options = Options(
         _prompt_ids(opened, given, defaults.prompt_tokens), max_new or defaults.max_new, chosen,
         repeat or defaults.repeat, defaults.stream_repeat, threads, contexts,
     )  # fmt: skip
-    result = run_bench(load_reported(opened, quiet), options, teller(quiet))
+    result = run_bench(load_reported(opened, quiet), options, tell)
     print(json.dumps(result.to_json(), indent=1) if as_json else render(result))
     if csv is not None:
         write_csv(result, csv)
