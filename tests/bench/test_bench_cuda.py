@@ -227,6 +227,8 @@ def test_page_of_a_gpu(golden: Callable[[str, str], None]) -> None:
         (
             KernelResult("plain_step", 1, "gated_linear_9f3a12c4", "ffn_gate", 60, 2.04, 34.0,
                          7_803_000_000, 3825.0, 0.8916),
+            KernelResult("plain_step", 1, "softcap_c4e5f844", "", 1, 0.012, 12.0, 2_100_000, 175.0,
+                         0.0408),
             KernelResult("plain_step", 1, "attention_77ab01de", "", 10, 0.06, 6.0, 0, 0.0, 0.0),
         ),
         (ContextResult(16384, "plain", 0, Times(6.604, 6.6, 6.7, 20), 4.3, 1.54, 1.0, 1.108),

@@ -110,17 +110,24 @@ def _program(p: ProgramResult) -> list[str]:
 
 
 def _kernels(r: BenchResult) -> Iterator[str]:
-    """One table a program, slowest kernel first."""
+    """One table a program, slowest kernel first; what takes less than 1% is one line."""
     whole = {(p.name, p.rows_count): p.time.median_ms for p in r.programs}
     for (program, rows), found in groupby(r.kernels, lambda k: (k.program, k.rows_count)):
         members = list(found)
+        total = sum(k.time_ms for k in members)
+        small = [k for k in members if k.time_ms < total / 100]
         head = (f"kernel of {program}, {rows} row{'' if rows == 1 else 's'}", "of", "launches",
                 "us each", "ms", "moves", "GB/s", "of floor")  # fmt: skip
-        total = sum(k.time_ms for k in members)
-        last = ["sum", "", str(sum(k.launches_count for k in members)), "", f"{total:.3f}",
-                _size(sum(k.bytes for k in members)), "", ""]  # fmt: skip
-        seen = f"\nas one graph: {whole[program, rows]:.3f} ms" if (program, rows) in whole else ""
-        yield table(head, [*map(_kernel, members), last]) + seen
+        lines = [_kernel(k) for k in members if k not in small]
+        lines += [_kernel_sum(f"{len(small)} others", small)] if small else []
+        lines.append(_kernel_sum("sum", members))
+        yield table(head, lines) + f"\nas one graph: {whole[program, rows]:.3f} ms"
+
+
+def _kernel_sum(name: str, members: Sequence[KernelResult]) -> list[str]:
+    return [name, "", str(sum(k.launches_count for k in members)), "",
+            f"{sum(k.time_ms for k in members):.3f}", _size(sum(k.bytes for k in members)),
+            "", ""]  # fmt: skip
 
 
 def _kernel(k: KernelResult) -> list[str]:
