@@ -119,7 +119,7 @@ def _kernels(r: BenchResult) -> Iterator[str]:
         head = (f"kernel of {program}, {rows} row{'' if rows == 1 else 's'}", "of", "launches",
                 "us each", "ms", "moves", "GB/s", "of floor")  # fmt: skip
         lines = [_kernel(k) for k in members if k not in small]
-        lines += [_kernel_sum(f"{len(small)} others", small)] if small else []
+        lines += [_kernel_sum(f"{len(small)} smaller", small)] if small else []
         lines.append(_kernel_sum("sum", members))
         yield table(head, lines) + f"\nas one graph: {whole[program, rows]:.3f} ms"
 
