@@ -149,7 +149,7 @@ def test_eager_says_so_and_gives_the_same_text(artifact: Path, gpu: FakeDriver) 
     ended = call("memra-run", artifact, *WEIGHTS, "--ids", "5,6,7", "-n", "30", "--eager",
                  "--stats", "--json")  # fmt: skip
     assert ended.code == 0, ended.err
-    assert "rounds   eager: kernel by kernel, graphs are off, depth " in ended.err
+    assert "rounds   eager: kernel by kernel, graphs are off (--eager), depth " in ended.err
     assert "0.00 launches and 1.00 host reads a round, counted" in ended.err
     assert json.loads(ended.out)["ids"] == text(7, 30)
 

@@ -185,7 +185,7 @@ def run_command(
         report = binding.report()
         tell("weights", report if verbose else report.splitlines()[0])
     model = load_reported(opened, quiet, graphs=not eager)
-    how = model.device.runs(request.sequence)
+    how = model.device.runs(request.sequence) + (" (--eager)" if eager else "")
     tell("rounds", rounds_line(how, policy, request.plain, request.depth))
     if strict:
         require_whole(model.device)
