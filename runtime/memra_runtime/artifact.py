@@ -91,7 +91,9 @@ class LaunchEntry:
     """One CUDA launch: kernel, shape, and where each argument lies.
 
     `operands` are ("arena", byte offset) or ("weight", index). A grid may hold "sms", the number of
-    multiprocessors. `weight` names the weight that a repacking launch is for.
+    multiprocessors. `weight` names the weight that a repacking launch is for. `bytes` is what the
+    launch must move at the program's largest row count and a full context: the cost of its op,
+    which is stated for the first of the op's launches; the others handle what that one left.
     """
 
     symbol: str
@@ -101,6 +103,7 @@ class LaunchEntry:
     early: bool
     operands: tuple[tuple[str, int], ...] = ()
     weight: str = ""
+    bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -181,6 +184,12 @@ class Manifest:
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True) + "\n"
+
+    @property
+    def staging_bytes(self) -> int:
+        """CUDA only: what a weight takes, while loading, that is repacked into another layout."""
+        repacked = {entry.weight for entry in self.repacks}
+        return max((w.bytes for w in self.weights if w.id in repacked), default=0)
 
     def plane(self, id: str) -> PlaneEntry:
         return next(p for p in self.planes if p.id == id)

@@ -118,6 +118,13 @@ def test_every_operand_lies_where_the_module_put_it(built: Built) -> None:
     assert manifest.weight_bytes == sum(w.device_bytes for w in manifest.weights)
 
 
+def test_launches_of_a_program_state_its_bytes_once(built: Built) -> None:
+    for program in built.manifest.programs:
+        entries = built.manifest.launches[program.name]
+        assert sum(entry.bytes for entry in entries) == program.bytes
+    assert all(entry.bytes == 0 for entry in built.manifest.repacks)
+
+
 def test_every_program_says_where_its_rows_come_from(built: Built) -> None:
     manifest = built.manifest
     assert set(manifest.rows_from) == set(manifest.launches) == {p.name for p in manifest.programs}

@@ -19,6 +19,10 @@ class Device(Protocol):
     burst_tokens: int
     #: The device block as the host sees it between launches.
     state: Any
+    #: Counted since loading: foreign calls (CPU) or graph launches (CUDA).
+    launches: int
+    #: Counted since loading: copies of counters and tokens to the host, which the CPU needs not.
+    reads: int
 
     def plane(self, name: str) -> Any:
         """A plane that indexes, and can be written, like an array."""
@@ -34,6 +38,13 @@ class Device(Protocol):
 
     def done(self) -> bool:
         """Whether the burst has ended. The device's errors surface here."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether a round, however deep, is one launch: what `--strict` demands."""
+
+    def runs(self, sequence: str) -> str:
+        """How a sequence (`round`, `plain`) runs here, in a few words for a reader."""
 
     def get(self, counter: str) -> int:
         """A counter of the device block."""

@@ -29,7 +29,7 @@ from memra_runtime.device.cuda_driver import (
     Stream,
 )
 from memra_runtime.device.cuda_loop import can_loop, capture_burst
-from memra_runtime.device.cuda_upload import upload_weights
+from memra_runtime.device.cuda_upload import Progress, upload_weights
 from memra_runtime.errors import fail
 
 DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "i32": np.int32}
@@ -56,7 +56,10 @@ class DevicePlane:
         return self._device.download(self._place)[at]
 
     def __setitem__(self, at: Any, value: Any) -> None:
-        whole = self._device.download(self._place)
+        if at is Ellipsis:  # all of it is written, so nothing need be read
+            whole = np.empty(self.shape, self.dtype)
+        else:
+            whole = self._device.download(self._place)
         whole[at] = value
         self._device.upload(self._place, whole)
 
@@ -84,6 +87,7 @@ class CudaDevice:
         *,
         graphs: bool = True,
         context: Context | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self.manifest = manifest
         self.context = context or Context()
@@ -97,7 +101,7 @@ class CudaDevice:
         self._arena = Memory(manifest.arena_bytes, "allocating the arena")
         self._arena.fill(0)
         self._weights, self._addresses = upload_weights(
-            manifest, weights, self._functions, self.context, self.stream
+            manifest, weights, self._functions, self.context, self.stream, progress
         )
         self._programs = {
             name: [self._bind(entry) for entry in entries]
@@ -213,6 +217,23 @@ class CudaDevice:
         """The bound kernels of a program, in launch order (for benches)."""
         return self._programs[program]
 
+    def refresh(self) -> None:
+        """Wait, and bring the mirror up to date, after kernels that were queued by hand."""
+        self._finish("kernels queued by hand")
+
+    @property
+    def whole(self) -> bool:
+        """Whether a round is one graph launch."""
+        return self.graphs
+
+    def runs(self, sequence: str) -> str:
+        """How a sequence runs here."""
+        if self.loops:
+            return f"graph: {sequence}, repeated on the GPU (one launch a burst)"
+        if self.graphs:
+            return f"graph: {sequence} (one launch and one host read)"
+        return "eager: kernel by kernel, graphs are off"
+
     # -- launching ---------------------------------------------------------------------------------
 
     def launch(self, name: str) -> None:
@@ -241,13 +262,11 @@ class CudaDevice:
         self.reads += 1
 
     def start(self, name: str) -> None:
-        """Begin a burst. Without a loop on the device, it runs here, round by round."""
+        """Begin a burst. Without a loop on the GPU, it runs here, round by round."""
         if not self.loops:
-            more = True
-            while more:
+            self.launch(name.removesuffix("_burst"))
+            while self._goes_on():
                 self.launch(name.removesuffix("_burst"))
-                self.launch("run_again")
-                more = self.get(self.manifest.loops[name]) != 0
             self._end.record(self.stream)
             return
         graph = self._graphs.get((name, 0))
@@ -260,11 +279,18 @@ class CudaDevice:
 
     def done(self) -> bool:
         """Whether the burst has ended; until then the mirror is that of some finished round."""
-        self.reads += 1
-        if self._running and not self._end.happened(f"running {self._running}"):
+        if not self._running:
+            return True
+        if not self._end.happened(f"running {self._running}"):
             return False
         self._running = ""
+        self.reads += 1
         return True
+
+    def _goes_on(self) -> bool:
+        """What the op `again` decides on a device that repeats rounds itself."""
+        wanted = self.get("ring_count") < self.get("burst_end") and not self.get("ended")
+        return wanted and self.get("position") < self.get("capacity") and self.get("pending") >= 0
 
     def _capture_burst(self, name: str) -> Graph:
         """Record a burst: a round at every depth it may choose, in a loop."""
@@ -300,6 +326,7 @@ class CudaDevice:
     def _finish(self, name: str) -> None:
         self.stream.copy_out(self._mirror, self._arena.address, self._mirror_bytes)
         self.stream.wait(f"running {name}")
+        self.reads += 1
 
     def _rows(self, program: str, rows: int) -> int:
         return rows if self.manifest.rows_from[program] else 1

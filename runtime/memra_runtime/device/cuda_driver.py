@@ -134,6 +134,10 @@ class Stream:
         """Queue a copy from pinned memory."""
         call(driver.cuMemcpyHtoDAsync, address, data.address, size, self.handle)
 
+    def copy(self, address: int, source: int, size: int) -> None:
+        """Queue a copy from one place on the device to another."""
+        call(driver.cuMemcpyDtoDAsync, address, source, size, self.handle)
+
     def capture(self, enqueue: Callable[[], None]) -> Graph:
         """Record what `enqueue` puts on this stream as a graph, without running it."""
         mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
