@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,12 @@ def found_arch() -> CudaArch:
 ARCH = found_arch()
 
 
+@cache
+def symbol_of(launch: Launch, name: str) -> str:
+    """The C symbol of a launch: rendering takes longer than launching."""
+    return render(launch, name)[0]
+
+
 class Gpu:
     """One context on the first GPU. Raises: RuntimeError where there is none."""
 
@@ -95,9 +102,9 @@ class Gpu:
         """Compile launches that are not compiled yet, on all cores: most of a test's time."""
         wanted: dict[str, tuple[Launch, str]] = {}
         for launch, name in named:
-            symbol, source = render(launch, name)
-            if symbol not in self.functions:
-                wanted[symbol] = launch, source
+            symbol = symbol_of(launch, name)
+            if symbol not in self.functions and symbol not in wanted:
+                wanted[symbol] = launch, render(launch, name)[1]
         with ThreadPoolExecutor() as pool:
             made = {s: pool.submit(compile_cuda, text, s, arch) for s, (_, text) in wanted.items()}
         for symbol, cubin in made.items():
@@ -109,7 +116,7 @@ class Gpu:
 
     def function(self, launch: Launch, name: str, arch: CudaArch) -> Any:
         """The loaded kernel of a launch."""
-        symbol, _ = render(launch, name)
+        symbol = symbol_of(launch, name)
         if symbol not in self.functions:
             self.prepare([(launch, name)], arch)
         return self.functions[symbol]
