@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from golden_support import compile_pair, fixed_session, load_pair, read_cases
 from gpu_driver import ARCH, Gpu
+from pair_bundle import MAIN, Loaded, load, problem
+from pair_truth import measure
 from worst_errors import table
 
 
@@ -27,8 +32,41 @@ def compiled(gpu: Gpu, request: pytest.FixtureRequest) -> None:
     gpu.prepare([named for case in cases for named in case.named()], ARCH)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+@pytest.fixture(scope="session")
+def bundle(gpu: Gpu) -> None:
+    """The compiled pair for this GPU. Fails where it was forgotten or is old."""
+    why = problem(ARCH.name)
+    if why:
+        pytest.fail(why, pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def cpu_pair(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Loaded:
+    """The pair on the CPU, so that the same tests run without a GPU; the truth is its own."""
+    variant = MAIN[0]
+    folder = tmp_path_factory.mktemp("pair") / "pair.cpu.memra"
+    model = load_pair(
+        variant.pair, compile_pair(variant.pair, folder, kernel_cache, variant.overrides)
+    )
+    prompts = [case.ids for case in read_cases()]
+    return Loaded(variant, model, measure(fixed_session(model.device, 0), None, prompts))
+
+
+@pytest.fixture
+def pair(request: pytest.FixtureRequest) -> Loaded:
+    """The pair on the device that the parameter names (`on_devices`)."""
+    if request.param == "cpu":
+        found: Loaded = request.getfixturevalue("cpu_pair")
+        return found
+    request.getfixturevalue("bundle")
+    return load(request.param)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """The worst errors, in a run that asked for the GPU."""
     lines = table()
-    if lines:
-        terminalreporter.section("worst errors on the GPU")
+    if lines and "gpu" in config.option.markexpr:
+        terminalreporter.section("what the device tests saw")
         terminalreporter.write("\n".join(lines) + "\n")

@@ -19,6 +19,8 @@ class Worst:
         return self.error / self.allowed if self.allowed else float(self.error > 0)
 
 
+#: Sentences for the end of the run.
+REMARKS: list[str] = []
 #: By family, in the order of their first comparison.
 FAMILIES: dict[str, Worst] = {}
 
@@ -31,9 +33,14 @@ def note(family: str, error: float, allowed: float) -> None:
         worst.error, worst.allowed = error, allowed
 
 
+def remark(text: str) -> None:
+    """Say something at the end of the run."""
+    REMARKS.append(text)
+
+
 def table() -> list[str]:
-    """A line a family."""
+    """A line a family, then the remarks."""
     return [
         f"{name:24} {w.count:7,} comparisons  worst {w.error:8.2e}  allowed {w.allowed:8.2e}"
         for name, w in FAMILIES.items()
-    ]
+    ] + REMARKS
