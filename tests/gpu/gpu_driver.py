@@ -123,10 +123,10 @@ class Gpu:
 
     def run(self, launches: tuple[Launch, ...], name: str, arch: CudaArch, rows: int,
             pointers: list[int]) -> None:  # fmt: skip
-        """Run the launches of one op in order and wait."""
+        """Run the launches of one op in order, outside of any graph, and wait."""
         count = np.array([rows], np.int32)
         for launch in launches:
-            taken = np.array(launch.take(pointers), np.uint64)
+            taken = np.array([*launch.take(pointers), *[0] * launch.graph_handles], np.uint64)
             addresses = [taken.ctypes.data + 8 * i for i in range(len(taken))]
             arguments = np.array([count.ctypes.data, *addresses], np.uint64)
             grid = [self.multiprocessors if g == "sms" else int(g) for g in launch.grid]

@@ -19,6 +19,8 @@ SHARED_COUNTERS = ("position", "pending", "ring_count", "ended", "capacity")
 RIGHT = (0.0, 0.3, 0.6, 0.8, 0.95, 1.0)
 #: Share of drafts that nobody forces: the drafter makes them.
 FREE = 0.1
+#: Share of texts that run in bursts.
+BURSTS = 0.3
 #: New tokens of a text.
 TOKENS = (24, 160)
 
@@ -39,13 +41,15 @@ class Tally:
 
     texts: int = 0
     rounds: int = 0
+    in_bursts: int = 0
     tokens: int = 0
     drafted: int = 0
     accepted: int = 0
     cache_rows: int = 0
 
     def __str__(self) -> str:
-        return (f"{self.rounds:,} rounds over {self.texts} texts: {self.tokens:,} tokens, "
+        return (f"{self.rounds:,} rounds over {self.texts} texts ({self.in_bursts:,} of them in "
+                f"bursts): {self.tokens:,} tokens, "
                 f"{self.accepted:,} of {self.drafted:,} drafts accepted, {self.cache_rows:,} "
                 "cache rows equal")  # fmt: skip
 
@@ -75,7 +79,8 @@ class RandomRounds:
         while self.tally.rounds < rounds:
             index = self.tally.texts % len(self.prompts)
             tokens = int(self.rng.integers(*TOKENS))
-            end = self.text(index, tokens, sequence)
+            bursts = sequence == "round" and self.rng.random() < BURSTS
+            end = self.bursts(index, tokens) if bursts else self.text(index, tokens, sequence)
             self.compare(end, self.plain_end(index, len(end.tokens)), f"text {self.tally.texts}")
             self.tally.texts += 1
         return self.tally
@@ -127,6 +132,30 @@ class RandomRounds:
             self.tally.accepted += accepted
         self.check_totals(attempted)
         self.tally.tokens += session.position - len(ids)
+        return self.end()
+
+    def bursts(self, index: int, tokens: int) -> End:
+        """A text in bursts, whose depths a random policy of the device decides."""
+        ids, right, rng = self.prompts[index], self.plain_tokens(index), self.rng
+        session, device = self.session, self.device
+        short, deep, initial = (int(n) for n in rng.integers(0, self.cap + 1, 3))
+        usual = session.policy
+        session.policy = Policy(self.cap, initial, True, short, deep, int(rng.integers(0, 400)))
+        session.prime(ids, tokens)
+        session.policy = usual
+        forced = self.force(len(ids), right, FREE)
+        device.plane("forced")[: len(forced)] = forced
+        while (left := len(ids) + tokens - session.position) > 0:
+            for _ in session.burst(int(rng.integers(1, left + 1))):
+                pass
+        produced, rounds = session.position - len(ids), device.get("rounds")
+        if rounds + device.get("total_accepted") != produced:
+            differ("rounds and accepted drafts, added", produced, rounds, setting="bursts")
+        self.tally.rounds += rounds
+        self.tally.in_bursts += rounds
+        self.tally.drafted += device.get("total_drafted")
+        self.tally.accepted += device.get("total_accepted")
+        self.tally.tokens += produced
         return self.end()
 
     def force(self, start: int, right: Sequence[int], free: float) -> np.ndarray:

@@ -159,6 +159,26 @@ def test_a_round_is_one_launch_and_one_read(pair: Loaded, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("pair", on_gpu(MAIN), indirect=True)
+def test_a_burst_is_one_launch(pair: Loaded) -> None:
+    """Where the driver can repeat rounds on the device; and it is the text of single rounds."""
+    device, session, ids = pair.device, pair.session(), pair.prompts()[0]
+    assert device.loops, (
+        "the driver cannot repeat rounds on the device (it is older than CUDA 12.8)"
+    )
+    session.prime(ids, 2 * TOKENS)
+    before = device.launches
+    burst = [token for tokens in session.burst(TOKENS) for token in tokens]
+    assert device.launches == before + 1
+    assert device.get("rounds") > 1
+    assert len(burst) >= TOKENS
+    session.prime(ids, 2 * TOKENS)
+    single: list[int] = []
+    while len(single) < len(burst):
+        single += session.step()
+    assert single == burst
+
+
+@pytest.mark.parametrize("pair", on_gpu(MAIN), indirect=True)
 def test_memra_check_passes(pair: Loaded) -> None:
     """All checks hold, and all planted faults are caught."""
     report = run_checks(pair.model, Options(quick=True))

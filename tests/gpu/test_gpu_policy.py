@@ -4,42 +4,63 @@ from __future__ import annotations
 
 import pytest
 from pair_bundle import MAIN, Loaded, on_devices
-from policy_bench import force_wrong, plain_text, run_rounds
+from policy_bench import depths_of, force_wrong, plain_text, run_text
+
+from memra_runtime.session import Session
 
 TOKENS = 128
 
+devices = pytest.mark.parametrize("pair", on_devices(MAIN), indirect=True)
 
-@pytest.mark.parametrize("pair", on_devices(MAIN), indirect=True)
-def test_depth_falls_when_every_draft_is_wrong(pair: Loaded) -> None:
+
+def primed(pair: Loaded) -> tuple[Session, list[int], list[int]]:
+    """A session of the spec's policy whose drafts are all wrong, its prompt, the plain text."""
     ids = pair.prompts()[0]
-    text, _ = plain_text(pair.session(0), ids, TOKENS)
+    text = plain_text(pair.session(0), ids, TOKENS)
     session = pair.session()
     assert session.policy.adaptive
     assert session.policy.initial > 1, "or nothing could fall"
     session.prime(ids, TOKENS)
     force_wrong(session, len(ids), text)
-
-    run = run_rounds(session, TOKENS)
-
-    assert run.tokens == text[: len(run.tokens)], "the text must be that of plain decoding"
-    assert run.depths[0] == session.policy.initial
-    assert set(run.depths[1:]) <= {0, 1}
-    assert run.accepted == 0
-    assert len(run.tokens) == len(run.depths), "a round of wrong drafts commits one token"
+    return session, ids, text
 
 
-@pytest.mark.parametrize("pair", on_devices(MAIN), indirect=True)
+def steps(session: Session, tokens: int) -> tuple[list[int], list[int]]:
+    """Single rounds until so many tokens are committed; returns those and each round's depth."""
+    found: list[int] = []
+    depths: list[int] = []
+    while len(found) < tokens:
+        depths.append(session.device.get("depth"))
+        found += session.step()
+    return found, depths
+
+
+@devices
+def test_depth_falls_when_every_draft_is_wrong(pair: Loaded) -> None:
+    session, _, text = primed(pair)
+    found, depths = steps(session, TOKENS)
+    assert found == text, "the text must be that of plain decoding"
+    assert depths[0] == session.policy.initial
+    assert set(depths[1:]) <= {0, 1}
+    assert len(depths) == TOKENS, "a round of wrong drafts commits one token"
+
+
+@devices
+def test_depth_falls_in_bursts_as_well(pair: Loaded) -> None:
+    session, ids, text = primed(pair)
+    assert run_text(session, ids, TOKENS, "round") == text
+    assert session.device.get("rounds") == TOKENS
+    falls = depths_of(session)
+    assert falls.pop(session.policy.initial) == 1
+    assert set(falls) <= {0, 1}
+
+
+@devices
 def test_depth_recovers_when_drafts_are_right_again(pair: Loaded) -> None:
-    """The same run, wrong up to the middle of the text only: depth 1 is no dead end."""
-    ids = pair.prompts()[0]
-    text, _ = plain_text(pair.session(0), ids, TOKENS)
-    session = pair.session()
-    session.prime(ids, TOKENS)
-    force_wrong(session, len(ids), text)
+    """Wrong up to the middle of the text only: depth 1 is no dead end."""
+    session, ids, text = primed(pair)
     half = len(ids) + TOKENS // 2
     session.device.plane("forced")[half : len(ids) + TOKENS] = text[TOKENS // 2 : TOKENS]
-
-    run = run_rounds(session, TOKENS - 2 * session.policy.cap)
-
-    assert run.tokens == text[: len(run.tokens)]
-    assert max(run.depths[TOKENS // 2 :]) == session.policy.cap
+    found, depths = steps(session, TOKENS - 2 * session.policy.cap)
+    assert found == text[: len(found)]
+    assert max(depths[TOKENS // 2 :]) == session.policy.cap

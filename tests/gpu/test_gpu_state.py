@@ -23,6 +23,7 @@ from kernel_cases import (
 
 from memra_compiler.ir.types import TensorType
 from memra_compiler.ops import cuda_state
+from memra_compiler.ops.again import Again
 from memra_compiler.ops.argmax import ArgMax
 from memra_compiler.ops.base import Op, Sample
 from memra_compiler.ops.chain import Advance, Begin, DraftToken
@@ -89,6 +90,7 @@ STATE_OPS: dict[type[Op], Any] = {
     Rollback: cuda_state.rollback_launches,
     Commit: cuda_state.commit_launches,
     AdaptDepth: cuda_state.adapt_depth_launches,
+    Again: cuda_state.again_launches,
 }
 STATE_CASES = [
     pytest.param(cls, sample, id=f"{cls.name}-{i}")
