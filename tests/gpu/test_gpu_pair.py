@@ -167,10 +167,11 @@ def test_a_burst_is_one_launch(pair: Loaded) -> None:
     )
     session.prime(ids, 2 * TOKENS)
     before = device.launches
-    burst = [token for tokens in session.burst(TOKENS) for token in tokens]
+    wanted = min(TOKENS, device.burst_tokens)
+    burst = [token for tokens in session.burst(wanted) for token in tokens]
     assert device.launches == before + 1
     assert device.get("rounds") > 1
-    assert len(burst) >= TOKENS
+    assert len(burst) >= wanted
     session.prime(ids, 2 * TOKENS)
     single: list[int] = []
     while len(single) < len(burst):
