@@ -8,8 +8,8 @@ The weights may be synthetic. Prints both times, their ratio and a histogram of 
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -97,4 +97,8 @@ def main(artifact: Path, target: Path, draft: Path, tokens: int) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:4]), int(sys.argv[4]) if len(sys.argv) > 4 else 200)
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("artifact", "target", "draft"):
+        parser.add_argument(name, type=Path)
+    parser.add_argument("tokens", type=int, nargs="?", default=200)
+    main(**vars(parser.parse_args()))
