@@ -204,7 +204,6 @@ def kernels(g: Geometry) -> Iterator[tuple[str, Maker]]:
         TensorType((RING_TOKENS,), "i32"), TensorType((MAX_EOS,), "i32"),
     )  # fmt: skip
     yield "commit", lambda a: e.commit_launches(Commit(), a, *end)
-    yield "settle", lambda a: e.settle_launches(Rollback(), Commit(), AdaptDepth(), a, *end)
 
 
 KERNELS = {(g.name, name): make for g in GEOMETRIES for name, make in kernels(g)}
@@ -219,7 +218,6 @@ HOT = {
     ("31b", "attention_256_a8"): (128, 64),
     ("31b", "attention_512_a8"): (255, 64),
     ("31b", "argmax"): (64, 32),
-    ("31b", "settle"): (40,),
 }
 
 

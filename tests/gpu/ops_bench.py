@@ -26,8 +26,6 @@ from memra_compiler.ops.norm import RMSNorm
 from memra_compiler.ops.qkv import NormRopeQKV
 from memra_compiler.ops.quantise import Quantise, RMSNormAddQuantise, RMSNormQuantise
 from memra_compiler.ops.rope import NormRope, RopeAngles
-from memra_compiler.ops.settle import AdaptDepth, Commit, Rollback
-from memra_runtime.artifact import BATCH_ROWS, MAX_EOS, RING_TOKENS, STATE_SIZE
 from memra_runtime.device.cuda_driver import Event, Kernel, LaunchShape, Stream
 
 ARCH = ARCHS["sm_90a"]
@@ -107,13 +105,6 @@ def benches() -> list[Bench]:
         for n, head, span, limit in ((4, 512, 0, CONTEXT_ROWS), (16, 256, 1024, 1040)):
             for context in CONTEXTS:
                 found.append(attention(bound, n, head, span, limit, context))
-    i32 = TensorType((BATCH_ROWS,), "i32")
-    settle = (
-        TensorType((STATE_SIZE,), "i32"), i32, i32, TensorType((BATCH_ROWS, 5376)),
-        TensorType((5376,)), TensorType((RING_TOKENS,), "i32"), TensorType((MAX_EOS,), "i32"),
-    )  # fmt: skip
-    launches = cuda_state.settle_launches(Rollback(), Commit(), AdaptDepth(), ARCH, *settle)
-    found.append(Bench("settle", launches, settle, 1))
     return found
 
 

@@ -1,8 +1,8 @@
-"""bf16 rows on a GPU: the kernels that round them, and the products that read them.
+"""Kernels that round rows to bf16, on a GPU.
 
 Whatever rounds must give the bf16 nearest to the reference, but for values that float32 puts on the
-other side of a tie, and zeros in rows nobody asked for. Products are compared with float64 over the
-rounded rows. A row has the same bits in any number of rows.
+other side of a tie, and zeros in rows nobody asked for. A row has the same bits in any number of
+rows. What reads such rows is in test_gpu_linear.py and test_gpu_wide.py.
 """
 
 from __future__ import annotations
@@ -14,47 +14,25 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 import pytest
-from cuda.bindings import driver
-from gpu_driver import Gpu
+from gpu_driver import ARCH, Gpu
 
 from memra_compiler.ir.types import Sym, TensorType
 from memra_compiler.ops import cuda_attention, cuda_kernels
-from memra_compiler.ops.activation import Concat, GateMul, activate_reference
+from memra_compiler.ops.activation import Concat, GateMul
 from memra_compiler.ops.attention import Attention
 from memra_compiler.ops.base import Op
-from memra_compiler.ops.cuda import ARCHS, Launch
+from memra_compiler.ops.cuda import Launch
 from memra_compiler.ops.cuda_layouts import bf16_reference, bf16_round
-from memra_compiler.ops.cuda_linear import (
-    FORMATS,
-    LinearParams,
-    PlainParams,
-    repack_launches,
-    weight_layout,
-)
-from memra_compiler.ops.cuda_products import product_launches
-from memra_compiler.ops.cuda_wide import WideParams
-from memra_compiler.ops.formats import dequantise, random_bytes
 from memra_compiler.ops.quantise import Quantise, RMSNormAddQuantise, RMSNormQuantise
 
 pytestmark = pytest.mark.gpu
 
-ARCH = ARCHS["sm_90a"]
 #: Most rows a kernel is compiled for, and the rows it is given.
 ROWS = {1: (1,), 8: (8, 7, 2, 1), 16: (16, 15, 9, 8, 1), 64: (64, 63, 33, 17, 8, 1)}
-#: Largest error of a product, over the sum of magnitudes.
-TOLERANCE = 1e-6
 #: Share of values that may round to the other neighbour.
 TURNED = 0.01
 
 Array = np.ndarray
-
-
-@pytest.fixture(scope="module")
-def gpu() -> Gpu:
-    try:
-        return Gpu()
-    except RuntimeError as error:  # no driver, or no device
-        pytest.skip(f"no GPU: {error}")
 
 
 def run(
@@ -66,8 +44,7 @@ def run(
     pointers = [gpu.upload(a) for a in arrays]
     gpu.run(launches, name, ARCH, rows, pointers)
     after = [gpu.download(p, a) for p, a in zip(pointers, arrays, strict=True)]
-    for pointer in pointers:
-        driver.cuMemFree(pointer)
+    gpu.free(pointers)
     return after[len(given) : len(given) + len(outputs)]
 
 
@@ -80,9 +57,6 @@ def unpack(data: Array, inputs: int) -> Array:
 def test_unpacking_is_the_inverse_of_the_layout() -> None:
     x = np.random.default_rng(0).standard_normal((16, 192)).astype(np.float32)
     np.testing.assert_array_equal(unpack(bf16_reference(x), 192), bf16_round(x))
-
-
-# -- what rounds -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -192,128 +166,3 @@ def test_what_is_not_finite_stays_so(gpu: Gpu, bad: float) -> None:
     launches = cuda_kernels.quantise_launches(op, ARCH, x, out)
     (raw,) = run(gpu, launches, op.name, 8, [rows], [poison])
     np.testing.assert_array_equal(unpack(raw, 128), bf16_round(rows).astype(np.float64))
-
-
-# -- what multiplies -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Product:
-    """Matrices that share their rows; with `act` a gated product of two.
-
-    `template` is the parameters' class that at most 16 rows must get; None for a mixed group.
-    """
-
-    label: str
-    inputs: int
-    weights: tuple[tuple[str, int], ...]
-    act: str | None = None
-    template: type | None = LinearParams
-    one_plane: bool = False
-
-    @property
-    def types(self) -> list[TensorType]:
-        return [TensorType((outputs, self.inputs), format) for format, outputs in self.weights]
-
-    def outputs(self, bound: int) -> list[TensorType]:
-        """Types of the outputs, where their layout matters."""
-        if not self.one_plane:
-            return []
-        return [TensorType((bound, n), layout="planes1") for _, n in self.weights]
-
-
-def cases() -> Iterator[Product]:
-    for name, format in FORMATS.items():
-        if "bf16" not in format.classes:
-            continue
-        unit = format.unit_inputs
-        for outputs, inputs in ((16, unit), (48, 3 * unit), (528, 13 * unit), (5376, 8192)):
-            yield Product(f"{name}-{outputs}x{inputs}", inputs, ((name, outputs),))
-        yield Product(f"{name}-group", 1024, ((name, 64), (name, 16), (name, 32)))
-        yield Product(f"{name}-gated", 768, ((name, 3200),) * 2, "gelu_tanh")
-        yield Product(f"{name}-one plane", 10752, ((name, 1024),), one_plane=True)
-        yield Product(f"{name}-odd", 256, ((name, 24),), template=PlainParams)
-    yield Product("31b gate and up", 5376, (("q4_0", 21504),) * 2, "gelu_tanh")
-    yield Product("12b gate and up in K-quants", 3840, (("q4_k", 15360),) * 2, "gelu_tanh")
-    yield Product("down", 21504, (("q4_0", 672),))
-    yield Product("mixed", 512, (("q4_k", 32), ("f16", 16), ("q8_0", 24)), template=None)
-    yield Product("mixed gated", 512, (("q4_0", 64), ("bf16", 64)), "silu")
-    yield Product("f32", 512, (("f32", 32),), template=PlainParams)
-
-
-def placed(gpu: Gpu, type: TensorType, stored: Array) -> int:
-    """A weight as its kernel wants it, on the device."""
-    address = gpu.upload(stored)
-    if weight_layout(ARCH, type) == "plain":
-        return address
-    launch, size = repack_launches(ARCH, type)
-    repacked = gpu.upload(np.full(size, 0xCD, np.uint8))
-    gpu.run((launch,), f"repack_{type.dtype}", ARCH, 0, [address, repacked])
-    driver.cuMemFree(address)
-    return repacked
-
-
-def error(got: Sequence[Array], x: Array, weights: Sequence[Array], act: str | None) -> float:
-    """Worst error over the sum of magnitudes; a gated one over the bound of its factors."""
-    sums = [x @ w.T for w in weights]
-    sizes = [np.abs(x) @ np.abs(w).T + 1e-30 for w in weights]
-    if act is not None:
-        gate = activate_reference(act, sums[0])
-        sizes = [sizes[0] * np.abs(sums[1]) * 1.5 + sizes[1] * np.abs(gate) + 1e-30]
-        sums = [gate * sums[1]]
-    return max(float(np.max(np.abs(g - s) / m)) for g, s, m in zip(got, sums, sizes, strict=True))
-
-
-@pytest.mark.parametrize("case", list(cases()), ids=lambda c: c.label)
-def test_products_of_bf16_rows(gpu: Gpu, case: Product) -> None:
-    rng = np.random.default_rng(case.inputs)
-    stored = [random_bytes(type, rng) for type in case.types]
-    values = [dequantise(data, type) for data, type in zip(stored, case.types, strict=True)]
-    held = [placed(gpu, type, data) for type, data in zip(case.types, stored, strict=True)]
-    x = rng.standard_normal((64, case.inputs)).astype(np.float32)
-    x *= 10 ** rng.uniform(-2, 1, (64, 1)).astype(np.float32)
-    x[:, :32] = 0
-    exact = bf16_round(x).astype(np.float64)
-    outs = case.weights[:1] if case.act else case.weights
-    firsts: dict[bool, list[Array]] = {}  # by whether the kernel is that of prompts
-    for bound in (64, 16, 8):
-        x_type = TensorType((bound, case.inputs), "bf16")
-        launches = product_launches(ARCH, x_type, case.types, case.outputs(bound), case.act)
-        check_kernels(case, launches, bound)
-        planes = max(getattr(getattr(p, "geometry", None), "splits", 1) for p in params(launches))
-        for rows in ROWS[bound]:
-            given = gpu.upload(bf16_reference(x[:rows]))
-            empty = [np.full((planes, bound, n), np.nan, np.float32) for _, n in outs]
-            targets = [gpu.upload(a) for a in empty]
-            gpu.run(launches, "product", ARCH, rows, [given, *held, *targets])
-            raw = [gpu.download(a, like) for a, like in zip(targets, empty, strict=True)]
-            for pointer in (given, *targets):
-                driver.cuMemFree(pointer)
-            assert all(np.isnan(r[:, rows:]).all() for r in raw), "rows past T were written"
-            got = [in_order(r)[:rows] for r in raw]
-            first = firsts.setdefault(bound == 64, got)
-            for ours, theirs in zip(got, first, strict=True):
-                assert ours.tobytes() == theirs[:rows].tobytes(), f"bits: {rows} of {bound} rows"
-            assert error(got, exact[:rows], values, case.act) <= TOLERANCE
-    for pointer in held:
-        driver.cuMemFree(pointer)
-
-
-def params(launches: Sequence[Launch]) -> list[object]:
-    return [launch.params for launch in launches]
-
-
-def check_kernels(case: Product, launches: Sequence[Launch], bound: int) -> None:
-    """The kernels that the case is about are those that run."""
-    if case.template is None:
-        return
-    wide = bound > 16 and case.template is LinearParams
-    assert {type(p) for p in params(launches)} == {WideParams if wide else case.template}
-
-
-def in_order(planes: Array) -> Array:
-    """The planes added in order, in float32."""
-    total: Array = planes[0].copy()
-    for plane in planes[1:]:
-        total = total + plane
-    return total
