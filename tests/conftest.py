@@ -9,12 +9,7 @@ import pytest
 
 from memra_compiler.compile import CompileOptions, compile_spec
 from memra_runtime.model import Model, load_model
-
-ROOT = Path(__file__).parent.parent
-TINY = ROOT / "model_specs" / "tiny"
-TINY_SPEC = TINY / "gemma4_tiny.yaml"
-TINY_TARGET = TINY / "gemma4-tiny-q8_0.gguf"
-TINY_DRAFT = TINY / "gemma4-tiny-assistant-q8_0.gguf"
+from tiny_pair import ROOT, TINY_DRAFT, TINY_SPEC, TINY_TARGET
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

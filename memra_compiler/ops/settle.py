@@ -226,7 +226,8 @@ class AdaptDepth(StateOp):
     """Choose the next round's depth: the one place where a depth is ever decided.
 
     Adaptive: clamp(m + 1, floor(N), cap); fixed: cap. Then never more than the context still
-    holds: N + depth + 1 <= capacity, and never below 0. `fresh` starts a session at
+    holds: N + depth + 1 <= capacity, and never below 0. Once `floor_patience` rounds in a row have
+    accepted none of their drafts, the floor is 1 at most. `fresh` starts a session at
     `depth_initial`.
     """
 
@@ -240,10 +241,18 @@ class AdaptDepth(StateOp):
     def reference(self, rows: int, *arrays: Array) -> tuple[Array, ...]:
         (state,) = arrays
         n, cap = int(state[slot("position")]), int(state[slot("depth_cap")])
-        floor = "floor_short" if n < state[slot("floor_boundary")] else "floor_deep"
+        floor = int(
+            state[slot("floor_short" if n < state[slot("floor_boundary")] else "floor_deep")]
+        )
         wanted = int(state[slot("depth_initial")]) if self.fresh else cap
+        if self.fresh or state[slot("accepted")]:
+            state[slot("misses")] = 0
+        elif state[slot("drafted")]:
+            state[slot("misses")] += 1
+        if state[slot("misses")] >= state[slot("floor_patience")]:
+            floor = min(floor, 1)
         if state[slot("adaptive")] and not self.fresh:
-            wanted = max(int(state[slot("accepted")]) + 1, int(state[slot(floor)]))
+            wanted = max(int(state[slot("accepted")]) + 1, floor)
         room = int(state[slot("capacity")]) - n - 1
         state[slot("depth")] = max(0, min(wanted, cap, room))
         return ()
@@ -252,8 +261,17 @@ class AdaptDepth(StateOp):
         (state,) = buffers
         n, cap = (k.let(self.get(k, state, s)) for s in ("position", "depth_cap"))
         short, deep = (self.get(k, state, s) for s in ("floor_short", "floor_deep"))
-        floor = k.select(n < self.get(k, state, "floor_boundary"), short, deep)
+        floor = k.let(k.select(n < self.get(k, state, "floor_boundary"), short, deep))
         wanted = self.get(k, state, "depth_initial")
+        misses = k.int32(0)
+        if not self.fresh:
+            missed = k.select(self.get(k, state, "drafted") > 0, k.int32(1), k.int32(0))
+            accepted = self.get(k, state, "accepted") > 0
+            misses = k.select(accepted, k.int32(0), self.get(k, state, "misses") + missed)
+        misses = k.let(misses)
+        self.put(k, state, "misses", misses)
+        low = k.select(misses >= self.get(k, state, "floor_patience"), k.int32(1), floor)
+        floor = k.let(k.minimum(floor, low))
         if not self.fresh:
             more = k.clamp(self.get(k, state, "accepted") + 1, floor, cap)
             wanted = k.select(self.get(k, state, "adaptive") == 1, more, cap)
@@ -269,9 +287,12 @@ class AdaptDepth(StateOp):
     def samples(cls) -> Sequence[Sample]:
         def sample(fresh: bool, **slots: int) -> Sample:
             base = {"capacity": 100, "depth_cap": 5, "floor_short": 4, "floor_deep": 1,
-                    "floor_boundary": 50, "adaptive": 1, "depth_initial": 3}  # fmt: skip
+                    "floor_boundary": 50, "floor_patience": 2, "adaptive": 1, "drafted": 5,
+                    "depth_initial": 3}  # fmt: skip
             return Sample((STATE,), (("fresh", fresh),), values=(random_state(**base | slots),))
 
         cases = [{"position": p, "accepted": m} for p in (7, 60, 96, 99, 100) for m in (0, 3, 5)]
         cases += [{"adaptive": 0}, {"depth_cap": 0}, {"depth_cap": 2, "accepted": 2}]
+        cases += [{"misses": n, "drafted": d} for n in (0, 1, 2) for d in (0, 3)]
+        cases += [{"misses": 7, "accepted": 2}, {"misses": 7, "floor_short": 0}]
         return [sample(fresh, **case) for case in cases for fresh in (False, True)]

@@ -12,6 +12,10 @@ from memra_runtime.artifact import MAX_DEPTH
 class DepthFloor(Params):
     """The least draft depth after a miss; a deep context usually wants a lower one.
 
+    It is a bet that the next round does better. After `patience` rounds in a row without an
+    accepted draft the floor is 1 until one is accepted: a drafter that is always wrong then costs
+    one draft step a round and no more.
+
     Starting points, measured on another engine with the gemma4 family against floor 1: in a short
     chat, floor 4 gained 16% on the 31B and 20% on the 12B, floor 2 gained 7% on the 26B; at 1,736
     tokens of context the 31B was faster with 1 again. Such numbers hold for the kernels they were
@@ -28,6 +32,9 @@ class DepthFloor(Params):
     )
     boundary: int = param(
         1024, ge=0, unit="tokens", doc="Committed tokens at which `deep` replaces `short`."
+    )
+    patience: int = param(
+        4, ge=1, unit="rounds", doc="Rounds without an accepted draft that the floor outlasts."
     )
 
 

@@ -50,6 +50,8 @@ STATE = (
     "floor_short",  # least depth while position < floor_boundary
     "floor_deep",  # least depth from there on
     "floor_boundary",
+    "floor_patience",  # rounds without an accepted draft after which the floor is 1
+    "misses",  # such rounds in a row
     "rounds",
     "total_drafted",
     "total_accepted",

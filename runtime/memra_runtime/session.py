@@ -44,6 +44,7 @@ class Policy:
     floor_short: int
     floor_deep: int
     floor_boundary: int
+    floor_patience: int = 1
 
     @staticmethod
     def of(manifest: Manifest) -> Policy:
@@ -52,7 +53,7 @@ class Policy:
         floor = depth["floor"]
         return Policy(
             depth["max"], depth["initial"], depth["policy"] == "accepted_plus_one",
-            floor["short"], floor["deep"], floor["boundary"],
+            floor["short"], floor["deep"], floor["boundary"], floor["patience"],
         )  # fmt: skip
 
     def fixed(self, depth: int) -> Policy:
@@ -172,6 +173,7 @@ class Session:
                 "floor_short": policy.floor_short,
                 "floor_deep": policy.floor_deep,
                 "floor_boundary": policy.floor_boundary,
+                "floor_patience": policy.floor_patience,
             }
         )
         for at in range(0, len(ids) - 1, self._chunk):

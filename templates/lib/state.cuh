@@ -24,6 +24,8 @@ enum Slot : int {
   kFloorShort,
   kFloorDeep,
   kFloorBoundary,
+  kFloorPatience,
+  kMisses,
   kRounds,
   kTotalDrafted,
   kTotalAccepted,
@@ -109,7 +111,13 @@ __device__ __forceinline__ bool goes_on(const int* state) {
 template <bool kFresh>
 __device__ __forceinline__ void choose_depth(int* state) {
   const int position = state[kPosition];
-  const int floor = position < state[kFloorBoundary] ? state[kFloorShort] : state[kFloorDeep];
+  int floor = position < state[kFloorBoundary] ? state[kFloorShort] : state[kFloorDeep];
+  const int missed = state[kDrafted] > 0 ? 1 : 0;
+  const int misses = kFresh || state[kAccepted] > 0 ? 0 : state[kMisses] + missed;
+  state[kMisses] = misses;
+  if (misses >= state[kFloorPatience]) {
+    floor = min(floor, 1);
+  }
   int wanted = kFresh ? state[kDepthInitial] : state[kDepthCap];
   if (!kFresh && state[kAdaptive] != 0) {
     wanted = max(state[kAccepted] + 1, floor);

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from conftest import TINY_DRAFT, TINY_TARGET
 from memra_runtime.artifact import Manifest
 from memra_runtime.bench import BenchResult, Options, files, run_bench
 from memra_runtime.bench.costs import cost, program, readers
@@ -26,6 +25,7 @@ from memra_runtime.cli.bench import main
 from memra_runtime.errors import MemraError
 from memra_runtime.model import Model
 from memra_runtime.session import Policy, Session
+from tiny_pair import TINY_DRAFT, TINY_TARGET
 
 UNITS = (
     "_ms",

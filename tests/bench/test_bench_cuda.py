@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from conftest import TINY_SPEC
 from memra_compiler.compile import CompileOptions, compile_spec
 from memra_runtime.artifact import Manifest, load_manifest
 from memra_runtime.bench import BenchResult, Options, files, run, run_bench
@@ -32,6 +31,7 @@ from memra_runtime.bench.results import (
 from memra_runtime.bench.timers import CallTimer
 from memra_runtime.errors import MemraError
 from memra_runtime.model import Model
+from tiny_pair import TINY_SPEC
 
 pytest.importorskip("cuda.bindings", reason="the extra `cuda` is not installed")
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import memra_runtime.check
-from conftest import TINY_DRAFT, TINY_TARGET
 from memra_runtime.check import Options, Report, run_checks
 from memra_runtime.check.report import NOT_CAUGHT, Arm
 from memra_runtime.check.rig import Rig
@@ -18,6 +17,7 @@ from memra_runtime.check.run import CHECKS
 from memra_runtime.check.windows import edge_lengths
 from memra_runtime.cli.check import main
 from memra_runtime.model import Model
+from tiny_pair import TINY_DRAFT, TINY_TARGET
 
 
 @pytest.fixture(scope="module")

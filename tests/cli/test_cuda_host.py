@@ -15,7 +15,6 @@ pytest.importorskip("cuda.bindings", reason="the extra `cuda` is not installed")
 from cli_tools import WEIGHTS, call
 from fake_cuda import FakeDriver, next_token
 
-from conftest import TINY_DRAFT, TINY_SPEC, TINY_TARGET
 from memra_compiler.compile import CompileOptions, compile_spec, load, lower
 from memra_compiler.ir.graph import Module
 from memra_runtime.artifact import load_manifest
@@ -24,6 +23,7 @@ from memra_runtime.device.cuda import CudaDevice
 from memra_runtime.device.cuda_timing import GraphTimer
 from memra_runtime.model import load_model
 from memra_runtime.session import Session
+from tiny_pair import TINY_DRAFT, TINY_SPEC, TINY_TARGET
 
 TARGET = "cuda:sm_90a"
 OVERRIDES = {"runtime.activations": "int8", "runtime.kv": "f16"}

@@ -81,7 +81,8 @@ def prompts(model: Model) -> list[Prompt]:
 def random_policy(rng: np.random.Generator) -> Policy:
     cap = int(rng.integers(0, DEPTH + 1))
     short, deep, initial = (int(n) for n in rng.integers(0, cap + 1, 3))
-    return Policy(cap, initial, bool(rng.integers(2)), short, deep, int(rng.integers(0, 300)))
+    boundary, patience = int(rng.integers(0, 300)), int(rng.integers(1, 4))
+    return Policy(cap, initial, bool(rng.integers(2)), short, deep, boundary, patience)
 
 
 def force(model: Model, prompt: Prompt, rng: np.random.Generator) -> float:
@@ -195,7 +196,8 @@ def test_depth_follows_its_rule(model: Model, prompts: list[Prompt]) -> None:
         force(model, prompt, rng)
         room = CONTEXT - session.position - 1
         assert model.device.get("depth") == max(0, min(policy.initial, policy.cap, room))
-        for _ in range(4):
+        misses = 0
+        for _ in range(6):
             depth = model.device.get("depth")
             if session.position >= CONTEXT:
                 break
@@ -204,6 +206,9 @@ def test_depth_follows_its_rule(model: Model, prompts: list[Prompt]) -> None:
             assert model.device.get("drafted") == depth
             assert len(tokens) == accepted + 1
             floor = policy.floor_short if n < policy.floor_boundary else policy.floor_deep
+            misses = 0 if accepted else misses + (depth > 0)
+            if misses >= policy.floor_patience:
+                floor = min(floor, 1)
             wanted = max(accepted + 1, min(floor, policy.cap)) if policy.adaptive else policy.cap
             room = CONTEXT - n - 1
             assert model.device.get("depth") == max(0, min(wanted, policy.cap, room))
