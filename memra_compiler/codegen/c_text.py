@@ -16,7 +16,7 @@ _BINDS = {
 _ATOM = 20
 _BITS = ("<<", ">>", "&", "|", "^")
 _ANY = "|".join(re.escape(op) for op in sorted(_BINDS, key=len, reverse=True))
-_TYPE = re.compile(r"\((volatile )?(unsigned|int|float|double|half|nv_bfloat16|int4|float4) ?\*?\)")
+_TYPE = re.compile(r"\(((volatile )?\w+ ?\*|unsigned|int|float|double|half|nv_bfloat16)\)")
 _PAIRS = {"(": ")", "[": "]"}
 
 

@@ -128,10 +128,12 @@ def _decimal(match: re.Match[str]) -> str:
 
 
 def _headers(arguments: tuple[Argument, ...]) -> list[str]:
-    """Headers of the 16-bit formats that a kernel reads."""
+    """Headers of the formats that a kernel reads."""
     types = " ".join(argument.c_type for argument in arguments)
-    found = {"__nv_bfloat16": "cuda_bf16.h", "__half": "cuda_fp16.h"}
-    return [f"#include <{header}>" for type, header in found.items() if type in types]
+    known = {"__nv_bfloat16": "<cuda_bf16.h>", "__half": "<cuda_fp16.h>"}
+    found = [header for type, header in known.items() if type in types]
+    found += sorted({f'"{argument.header}"' for argument in arguments if argument.header})
+    return [f"#include {header}" for header in found]
 
 
 def _signature(arguments: tuple[Argument, ...]) -> list[str]:

@@ -84,8 +84,6 @@ class Op:
     adds_planes: ClassVar[tuple[str, ...]] = ()
     #: The op may take further operands of the last declared kind.
     variadic: ClassVar[bool] = False
-    #: Outputs of `compute`.
-    computes: ClassVar[int] = 1
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         """Types of the outputs. Raises `OpError` when the operands do not fit."""
@@ -118,6 +116,10 @@ class Op:
         Shapes: `[rows, ...]`; the axes may divide a row's columns further than the type does.
         """
         raise NotImplementedError(f"{self.name} has no CUDA kernel: no `compute`, no `lower_cuda`")
+
+    def outputs_of(self, types: int) -> int:
+        """How many of `types`, operands and outputs, are outputs of `compute`."""
+        return 1
 
     def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[AnyLaunch, ...]:
         """The launches of the CUDA kernel, given the types of operands and outputs.

@@ -64,11 +64,15 @@ class Launch:
 
 @dataclass(frozen=True)
 class Argument:
-    """A pointer that a kernel takes: its C type, its name, and its shape for the reader."""
+    """A pointer that a kernel takes: its C type, its name, and its shape for the reader.
+
+    `header` is that of our library which decodes it, if one must.
+    """
 
     c_type: str
     name: str
     shape: str
+    header: str = ""
 
 
 @dataclass(frozen=True, eq=False)

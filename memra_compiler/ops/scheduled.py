@@ -17,6 +17,7 @@ from typing import Any
 from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.base import Op, expect
 from memra_compiler.ops.cuda import Argument, CudaArch, Scheduled
+from memra_compiler.ops.cuda_linear import FORMATS
 from memra_compiler.ops.cuda_params import C_TYPES, whole_tiles
 
 _TVM_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i32": "int32"}
@@ -42,6 +43,8 @@ class TeOperand:
         """
         from tvm import te
 
+        if self.type.dtype in FORMATS and self.type.dtype not in _TVM_DTYPES:
+            return self._decoded()
         stored = self.type.max_shape if self.is_weight else self.type.max_shape[1:]
         shape = shape or stored
         if math.prod(shape) != math.prod(stored) or self.placeholder is not None:
@@ -49,8 +52,6 @@ class TeOperand:
         planes, dtype = self.type.planes, _TVM_DTYPES[self.type.dtype]
         if self.is_weight:
             self.placeholder = te.placeholder(shape, dtype, self.name)
-            if dtype in ("float32", "int32"):
-                return self.placeholder
             wide = lambda *at: self.placeholder[at].astype("float32")  # noqa: E731
             return te.compute(shape, wide, f"{self.name}_value")
         if planes == 1:
@@ -71,6 +72,21 @@ class TeOperand:
 
         return te.compute((self.rows, *shape), total, f"{self.name}_value")
 
+    def _decoded(self) -> Any:
+        """A matrix in blocks, decoded by the function of `dequant.cuh`; the CPU has none such."""
+        from tvm import ir, te, tirx
+
+        outputs, inputs = self.type.max_shape
+        self.placeholder = te.placeholder((outputs, self.type.row_bytes), "uint8", self.name)
+        decode = f"dequant::column<dequant::{FORMATS[self.type.dtype].struct}>"
+
+        def value(n: Any, k: Any) -> Any:
+            byte = self.placeholder[n, 0].asobject()
+            row = ir.Call("tirx.address_of", [byte], ret_ty=ir.PointerType(ir.PrimType("uint8")))
+            return tirx.call_pure_extern("float32", decode, row, k)
+
+        return te.compute((outputs, inputs), value, f"{self.name}_value")
+
     @property
     def argument(self) -> Argument:
         """How the kernel declares it. Only weights may be read before the predecessor is done."""
@@ -80,8 +96,13 @@ class TeOperand:
         elif not self.is_weight:
             shape[0] = "rows"
         pointer = "* __restrict__" if self.is_weight else "*"
-        c_type = f"const {_C_TYPES[self.type.dtype]}{pointer}"
-        return Argument(c_type, self.name, "".join(f"[{n}]" for n in shape))
+        extents = "".join(f"[{n}]" for n in shape)
+        if self.type.dtype in _C_TYPES:
+            c_type = f"const {_C_TYPES[self.type.dtype]}{pointer}"
+            return Argument(c_type, self.name, extents)
+        header = FORMATS[self.type.dtype].header
+        shape_text = f"{extents} as {self.type.dtype}"
+        return Argument(f"const unsigned char{pointer}", self.name, shape_text, header)
 
 
 @dataclass(frozen=True)
@@ -100,9 +121,14 @@ def te_functions(op: Op, *types: TensorType) -> list[TeFunction]:
     """
     from tvm import te
 
-    inputs, made = types[: -op.computes], types[-op.computes :]
-    for type in types:
-        expect(type.dtype in _TVM_DTYPES, op, f"expressions know no {type.dtype}: {type}")
+    outputs = op.outputs_of(len(types))
+    inputs, made = types[:-outputs], types[-outputs:]
+    for i, type in enumerate(types):
+        weight = i < len(inputs) and op.operand(i).sigil == "$"
+        known = type.dtype in _TVM_DTYPES or (weight and type.dtype in FORMATS)
+        expect(known, op, f"expressions know no {type.dtype}: {type}")
+        expect(type.layout != "tiles16", op, f"expressions read weights as stored, got {type}")
+        expect(type.elements < 1 << 31, op, f"expressions index with 32 bits, got {type}")
     found = []
     for index, type in enumerate(made):
         rows = te.var("rows", "int32")
@@ -117,7 +143,7 @@ def te_functions(op: Op, *types: TensorType) -> list[TeFunction]:
                 operand.tensor()
         result = results[index]
         whole = math.prod(int(n) for n in result.shape[1:]) == math.prod(type.max_shape[1:])
-        expect(whole and len(results) == op.computes, op, f"computes {result.shape} for {type}")
+        expect(whole and len(results) == outputs, op, f"computes {result.shape} for {type}")
         function = te.create_prim_func([*(o.placeholder for o in operands), result, rows])
         declared = [o.argument for o in operands]
         for k, other in enumerate(results):

@@ -30,6 +30,7 @@ def f64(value: float) -> Expr:
 
 def let(name: str, value: Expr, body: Callable[[Expr], Expr]) -> Expr:
     """`body` of a value that is computed once and has a name."""
+    value = value.asobject() if hasattr(value, "asobject") else value  # an element of a tensor
     variable = tirx.Var(name, value.ty)
     return tirx.Let(variable, value, body(variable))
 
@@ -86,3 +87,15 @@ def _power_of_two(n: Expr) -> Expr:
 def tanh(x: Expr) -> Expr:
     """1 - 2 / (e**2x + 1)."""
     return f32(1.0) - f32(2.0) / (exp(x + x) + f32(1.0))
+
+
+def activate(act: str, x: Expr) -> Expr:
+    """A gate's activation: `gelu_tanh` or `silu`."""
+    if act == "silu":
+        return let("g", x, lambda g: g / (f32(1.0) + exp(f32(0.0) - g)))
+
+    def gelu(g: Expr) -> Expr:
+        inner = fma(g * g * g, f32(0.044715), g) * f32(0.7978845608028654)
+        return f32(0.5) * g * (f32(1.0) + tanh(inner))
+
+    return let("g", x, gelu)

@@ -82,7 +82,7 @@ class _Rounds:
 
     @property
     def prefill_rows(self) -> int:
-        wide = self.target.startswith("cuda") and self.spec.runtime.activations == "int8"
+        wide = self.target.startswith("cuda")
         return max(CUDA_PREFILL_ROWS if wide else PREFILL_ROWS, self.verify_rows)
 
     def build(self) -> None:

@@ -46,6 +46,11 @@ def names(schedule: Schedule, blocks: Sequence[Block]) -> set[str]:
     return {name(schedule, block) for block in blocks}
 
 
+def has(schedule: Schedule, blocks: Sequence[Block], block: Block) -> bool:
+    """Is the stage one of `blocks`?"""
+    return name(schedule, block) in names(schedule, blocks)
+
+
 def is_reduction(schedule: Schedule, block: Block) -> bool:
     """Does the stage sum over an axis?"""
     axes = schedule.get(block).iter_vars
@@ -76,9 +81,9 @@ def divisor(units: int, most: int) -> int:
 
 def inline_others(schedule: Schedule, *held: Block) -> None:
     """Inline every stage that is no load, no reduction, not the output, and not held."""
-    kept = names(schedule, held) | names(schedule, schedule.get_output_blocks("root"))
+    kept = [*held, *schedule.get_output_blocks("root")]
     for block in stages(schedule):
-        if name(schedule, block) in kept or is_reduction(schedule, block):
+        if has(schedule, kept, block) or is_reduction(schedule, block):
             continue
         if not is_load(schedule, block):
             schedule.compute_inline(block)

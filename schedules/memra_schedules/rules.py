@@ -15,9 +15,10 @@ from typing import Any
 
 from tvm.s_tir import Schedule
 
-from memra_schedules import elementwise, fallback, row_reduction
+from memra_schedules import elementwise, fallback, gemm, row_reduction
 
 RULES: tuple[ModuleType, ...] = (
+    gemm,  # prompts in float32
     row_reduction,  # norms of rows and of heads
     elementwise,  # all that needs no sum
     fallback,

@@ -200,6 +200,18 @@ def test_sources_say_what_they_are_and_name_no_folder(built: Built) -> None:
         assert all(len(line) <= 100 for line in text.splitlines()[2:])
 
 
+def test_float_activations_read_weights_as_stored(kernel_cache: Path, tmp_path: Path) -> None:
+    """No kernel reads tiles for them: nothing is repacked, and prompts have TVM's products."""
+    made = CompileOptions(target="cuda:sm_90a", cache=kernel_cache)
+    manifest = compile_spec(TINY, tmp_path / "f32.memra", made).manifest
+    assert manifest.repacks == ()
+    for program, rule in (("prefill", True), ("plain_step", False), ("verify", False)):
+        entries = [e for e in manifest.launches[program] if "linear" in e.symbol]
+        texts = [(tmp_path / "f32.memra/sources" / f"{e.symbol}.cu").read_text() for e in entries]
+        assert texts
+        assert all(("memra_schedules/gemm.py" in text) == rule for text in texts), program
+
+
 def tree(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 

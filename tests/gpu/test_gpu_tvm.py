@@ -17,12 +17,15 @@ from gpu_driver import Gpu
 from test_gpu_ops import (
     ARCH,
     COUNTS,
+    POISON,
     STORAGE,
     Array,
     Case,
     check_case,
+    close,
     normal,
     rows_of,
+    run,
     split_planes,
     weight,
 )
@@ -31,6 +34,8 @@ from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.activation import Add, Concat, Scale, SoftCap
 from memra_compiler.ops.base import Op
 from memra_compiler.ops.cuda import Scheduled
+from memra_compiler.ops.formats import dequantise, random_bytes
+from memra_compiler.ops.linear import GatedLinear, Linear
 from memra_compiler.ops.norm import RMSNorm
 from memra_compiler.ops.rope import Rope, RopeAngles
 from memra_compiler.ops.scheduled import TeOperand
@@ -152,6 +157,42 @@ def test_heads(gpu: Gpu, bound: int, heads: int, d: int, splits: int) -> None:
           splits=splits, rule="row_reduction")  # fmt: skip
     check(gpu, Rope(), (q, turns, q), [queries, angles], planes=(0,), splits=splits, by_row=(0, 1),
           rule="elementwise")  # fmt: skip
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(
+    ("bound", "inputs", "outputs", "dtype"),
+    [(64, 5376, 2048, "q4_0"), (64, 1024, 260, "q8_0"), (33, 256, 36, "q4_k"),
+     (64, 512, 64, "q5_k"), (64, 512, 64, "q6_k"), (70, 96, 100, "bf16"), (64, 352, 12, "f16"),
+     (17, 32, 4, "f32")],
+)  # fmt: skip
+def test_products_of_prompts(
+    gpu: Gpu, bound: int, inputs: int, outputs: int, dtype: str, gated: bool
+) -> None:
+    """Weights in every format, as stored; each row the same bits in any company."""
+    rng = np.random.default_rng(6)
+    x, out = rows_of(bound, inputs), rows_of(bound, outputs)
+    w = TensorType((outputs, inputs), dtype, "plain")
+    op: Op = GatedLinear("gelu_tanh") if gated and outputs % 16 == 0 else Linear()
+    count = 2 if isinstance(op, GatedLinear) else 1
+    stored = [random_bytes(w, rng) for _ in range(count)]
+    values = [dequantise(data, w) for data in stored]
+    given = normal(rng, bound, inputs) / np.float32(inputs**0.5)
+    types = (x, *count * [w], out)
+    launches = op.lower_cuda(ARCH, *types)
+    assert all(isinstance(one, Scheduled) and one.rule == "gemm" for one in launches)
+    case = Case(op, types, launches, [given, *stored])
+    (whole,), _ = run(gpu, case, bound, case.operands)
+    for rows in sorted({1, 17, bound - 1, bound}):
+        if rows > bound:
+            continue
+        (got,), after = run(gpu, case, rows, case.operands)
+        (want,) = op.reference(rows, given.astype(np.float64), *values)
+        close(got[:rows], want, 4e-5)
+        assert (got[rows:].reshape(-1).view(np.uint8) == POISON).all(), "rows past T were written"
+        assert got[:rows].tobytes() == whole[:rows].tobytes(), rows
+        for left, right in zip(after, case.operands, strict=True):
+            assert left.tobytes() == right.tobytes()
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ from memra_compiler.ir.types import Sym, TensorType
 from memra_compiler.ops.base import Op, Sample, discover
 from memra_compiler.ops.scheduled import TeFunction, te_functions
 
+#: Blocks are decoded by functions that only CUDA has (`templates/lib/dequant.cuh`).
+FORMATS = ("f32", "f16", "bf16", "i32")
 DTYPES = {
     "float32": np.float32,
     "float16": np.float16,
@@ -29,6 +31,7 @@ CASES = [
     for name, cls in sorted(discover().items())
     if cls.compute is not Op.compute
     for i, sample in enumerate(cls.samples())
+    if all(type.dtype in FORMATS for type in sample.types)
 ]
 
 

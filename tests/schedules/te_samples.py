@@ -57,7 +57,9 @@ class SumAndDifference(Op):
     name = "sum_and_difference"
     operands = (Operand("x"), Operand("y"))
     adds_planes = ("x",)
-    computes = 2
+
+    def outputs_of(self, types: int) -> int:
+        return 2
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         return types[0].in_rows, types[0].in_rows

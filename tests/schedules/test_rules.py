@@ -14,14 +14,16 @@ import memra_schedules
 from memra_compiler.codegen import scheduled
 from memra_compiler.codegen.c_text import fuse, tidy
 from memra_compiler.codegen.cuda import compile_cuda, render
+from memra_compiler.ir.errors import OpError
 from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.activation import Add, Concat, Scale, SoftCap
 from memra_compiler.ops.base import Op
 from memra_compiler.ops.cuda import ARCHS, Scheduled
+from memra_compiler.ops.linear import GatedLinear, Linear, LinearGroup
 from memra_compiler.ops.norm import RMSNorm
 from memra_compiler.ops.rope import Rope, RopeAngles
-from memra_compiler.ops.scheduled import te_functions
-from memra_schedules import elementwise, fallback, row_reduction
+from memra_compiler.ops.scheduled import scheduled_launches, te_functions
+from memra_schedules import elementwise, fallback, gemm, row_reduction
 from memra_schedules.rules import RULES, schedule
 
 ARCH = ARCHS["sm_90a"]
@@ -38,6 +40,17 @@ KERNELS: dict[str, tuple[str, Op, tuple[TensorType, ...]]] = {
         RopeAngles(96, 1e6, 12),
         (rows(8, dtype="i32"), TensorType((48,)), rows(8, 2, 48)),
     ),
+    "linear": ("gemm", Linear(), (rows(64, 96), TensorType((100, 96), "bf16"), rows(64, 100))),
+    "linear_wide": (
+        "gemm",
+        Linear(),
+        (rows(64, 5376), TensorType((21504, 5376), "q4_0", "plain"), rows(64, 21504)),
+    ),
+    "gated_linear": (
+        "gemm",
+        GatedLinear("silu"),
+        (rows(64, 256), *2 * [TensorType((64, 256), "q6_k", "plain")], rows(64, 64)),
+    ),
     "norm": ("row_reduction", RMSNorm(), (rows(8, 5376, planes=4), W, rows(8, 5376))),
     "norm_odd": ("row_reduction", RMSNorm(), (rows(8, 1040), rows(8, 1040))),
     "head_norm": (
@@ -52,9 +65,7 @@ KERNELS: dict[str, tuple[str, Op, tuple[TensorType, ...]]] = {
 
 def launches(name: str, arch: str = "sm_90a") -> tuple[Scheduled, ...]:
     _, op, types = KERNELS[name]
-    made = op.lower_cuda(ARCHS[arch], *types)
-    assert all(isinstance(one, Scheduled) for one in made)
-    return made  # type: ignore[return-value]
+    return scheduled_launches(op, ARCHS[arch], *types)
 
 
 def text(name: str) -> str:
@@ -82,6 +93,8 @@ def test_every_rule_is_on_the_page_and_has_a_kernel() -> None:
         (row_reduction, *KERNELS["add"][1:]),  # no sum
         (row_reduction, *KERNELS["softmax"][1:]),  # two
         (row_reduction, RMSNorm(), (rows(8, 5378), rows(8, 5378))),  # no whole vectors
+        (gemm, *KERNELS["norm"][1:]),  # a sum, but no product
+        (gemm, Linear(), (rows(64, 80), TensorType((64, 80)), rows(64, 64))),  # no whole slices
         (elementwise, *KERNELS["norm"][1:]),  # a sum
         (elementwise, *KERNELS["softmax"][1:]),
     ],
@@ -114,6 +127,21 @@ def test_op_of_two_outputs_has_a_launch_for_each() -> None:
         compile_cuda(source, "k", ARCH)
 
 
+def test_products_of_few_rows_or_int8_rows_are_left_to_their_templates() -> None:
+    w = TensorType((64, 256), "q8_0", "plain")
+    for x in (rows(16, 256), rows(16, 256, dtype="a8")):
+        assert not any(isinstance(one, Scheduled) for one in Linear().lower_cuda(ARCH, x, w, x))
+    x, outs = rows(17, 256), [rows(17, 64), rows(17, 64)]
+    group = LinearGroup().lower_cuda(ARCH, x, w, w, *outs)
+    assert [one.rule for one in group if isinstance(one, Scheduled)] == ["gemm", "gemm"]
+
+
+def test_repacked_weights_are_refused() -> None:
+    tiled = TensorType((64, 256), "q8_0", "tiles16")
+    with pytest.raises(OpError, match="as stored"):
+        te_functions(Linear(), rows(64, 256), tiled, rows(64, 64))
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120a"])
 def test_every_form_compiles_without_spills(arch: str) -> None:
     for name in KERNELS:
@@ -123,7 +151,7 @@ def test_every_form_compiles_without_spills(arch: str) -> None:
             assert set(re.findall(r"(\d+) bytes spill", log[0])) == {"0"}, (name, log)
 
 
-@pytest.mark.parametrize("name", ["add", "rope", "norm", "head_norm", "softmax"])
+@pytest.mark.parametrize("name", ["add", "rope", "norm", "head_norm", "linear", "softmax"])
 def test_sample_text_is_golden(name: str, golden: Callable[[str, str], None]) -> None:
     golden(f"schedules/{name}.cu", text(name))
 
@@ -153,7 +181,7 @@ def test_kernel_does_not_depend_on_the_rows_there_may_be(name: str) -> None:
     sources = []
     for bound in (1, 8) if any(t.planes > 1 for t in types) else (1, 6, 16):
         made = [t if t.shape[0] != types[0].shape[0] else rows_of(t, bound) for t in types]
-        (launch,) = op.lower_cuda(ARCH, *made)
+        (launch,) = scheduled_launches(op, ARCH, *made)
         sources.append(render(launch, "kernel")[1])
     assert len(set(sources)) == 1
 
@@ -164,17 +192,15 @@ def rows_of(type: TensorType, bound: int) -> TensorType:
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_grid_covers_every_element(name: str) -> None:
-    """As many threads as vectors or more; as many rows of blocks as rows."""
-    _, op, types = KERNELS[name]
+def test_grid_covers_the_most_rows_there_can_be(name: str) -> None:
+    """Blocks are guarded by what the grid is at the bound."""
     (launch,) = launches(name)
-    x, y, z = launch.grid
-    assert z == 1
-    bound = types[0].max_shape[0]
-    assert bound in (y, x) or x % bound == 0 or launch.rule == "fallback"
+    bound = KERNELS[name][2][0].max_shape[0]
+    ((axis, limit),) = re.findall(r"if \(block_([xy]) >= (.*)\) \{\n    return;", text(name))
+    assert re.fullmatch(r"[rows\d +*/()]+", limit)
+    for count, blocks in ((bound, launch.grid["xy".index(axis)]), (0, 0)):
+        assert eval(limit.replace("/", "//"), {"rows": count}) == blocks
     assert launch.block <= 1024
-    assert x * y * launch.block * 64 >= types[-1].elements
-    assert op.name
 
 
 @pytest.mark.parametrize("name", KERNELS)
