@@ -14,15 +14,9 @@ from memra_compiler.ops.base import Array, Op, Operand, Sample, expect, op, widt
 from memra_compiler.ops.cuda import AnyLaunch, CudaArch, Launch
 from memra_compiler.ops.emit import LANES, Buffer, Expr, Kernel
 from memra_compiler.ops.scheduled import TeOperand
+from memra_compiler.ops.te_math import f32, tanh, te, tirx
 
 ACTIVATIONS = ("gelu_tanh", "silu")
-
-
-def te() -> Any:
-    """TVM's tensor expressions; imported late, because that takes a second."""
-    from tvm import te as expressions
-
-    return expressions
 
 
 def activate_reference(act: str, x: Array) -> Array:
@@ -122,7 +116,7 @@ class Add(Op):
 
     def compute(self, *operands: TeOperand) -> Any:
         x, y = (operand.tensor() for operand in operands)
-        return te().compute(x.shape, lambda row, col: x[row, col] + y[row, col], "out")
+        return te.compute(x.shape, lambda row, col: x[row, col] + y[row, col], "out")
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:
@@ -160,7 +154,7 @@ class Scale(Op):
 
     def compute(self, *operands: TeOperand) -> Any:
         x, s = (operand.tensor() for operand in operands)
-        return te().compute(x.shape, lambda row, col: x[row, col] * s[0], "out")
+        return te.compute(x.shape, lambda row, col: x[row, col] * s[0], "out")
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:
@@ -199,11 +193,9 @@ class SoftCap(Op):
             k.store(out, i * LANES, squeezed * k.splat(self.cap), LANES)
 
     def compute(self, *operands: TeOperand) -> Any:
-        from memra_compiler.ops.te_math import f32, tanh
-
         (x,) = (operand.tensor() for operand in operands)
         cap = f32(self.cap)
-        return te().compute(x.shape, lambda row, col: tanh(x[row, col] / cap) * cap, "out")
+        return te.compute(x.shape, lambda row, col: tanh(x[row, col] / cap) * cap, "out")
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:
@@ -251,15 +243,13 @@ class Concat(Op):
         return concat_launches(self, arch, *types)
 
     def compute(self, *operands: TeOperand) -> Any:
-        from tvm import tirx
-
         x, y = (operand.tensor() for operand in operands)
         first, second = (math.prod(operand.type.max_shape[1:]) for operand in operands)
 
         def joined(row: Any, col: Any) -> Any:
             return tirx.if_then_else(col < first, x[row, col], y[row, col - first])
 
-        return te().compute((x.shape[0], first + second), joined, "out")
+        return te.compute((x.shape[0], first + second), joined, "out")
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:

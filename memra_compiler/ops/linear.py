@@ -16,6 +16,8 @@ from memra_compiler.ops.emit import LANES, Buffer, Expr, Kernel, Register
 from memra_compiler.ops.formats import WEIGHT_FORMATS, Chunks, decode_step, prefetch_step, step
 from memra_compiler.ops.quantise import BLOCK, BLOCK_BYTES, emit_values
 from memra_compiler.ops.scheduled import TeOperand
+from memra_compiler.ops.te_math import activate as te_activate
+from memra_compiler.ops.te_math import te
 
 #: Output rows computed together, and the most inputs decoded at once (16 KB of float32: L1).
 TILE_ROWS = 4
@@ -198,8 +200,6 @@ def is_prompt(x: TensorType) -> bool:
 
 def te_product(x: Any, w: Any, name: str) -> Any:
     """`name[row, n]`: the sum over k of x[row, k] * w[n, k], as a tensor expression."""
-    from tvm import te
-
     k = te.reduce_axis((0, w.shape[1]), "k")
     return te.compute((x.shape[0], w.shape[0]), lambda row, n: te.sum(x[row, k] * w[n, k], k), name)
 
@@ -375,15 +375,11 @@ class GatedLinear(Op):
         return product_launches(arch, x, [gate, up], [y], self.act)
 
     def compute(self, *operands: TeOperand) -> Any:
-        from tvm import te
-
-        from memra_compiler.ops import te_math
-
         x, *weights = (operand.tensor() for operand in operands)
         gate, up = (te_product(x, w, o) for w, o in zip(weights, ("gated", "raised"), strict=True))
 
         def value(row: Any, n: Any) -> Any:
-            return te_math.activate(self.act, gate[row, n]) * up[row, n]
+            return te_activate(self.act, gate[row, n]) * up[row, n]
 
         return te.compute(gate.shape, value, "out")
 

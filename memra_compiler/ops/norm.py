@@ -14,6 +14,7 @@ from memra_compiler.ops.base import Array, Op, Operand, Sample, expect, op, widt
 from memra_compiler.ops.cuda import CudaArch, Launch
 from memra_compiler.ops.emit import LANES, Buffer, Expr, Kernel
 from memra_compiler.ops.scheduled import TeOperand
+from memra_compiler.ops.te_math import f32, fma, reciprocal_sqrt, te
 
 
 def rms_reference(x: Array, eps: float, weight: Array | None = None) -> Array:
@@ -95,10 +96,6 @@ class RMSNorm(Op):
                 k.store(y, row * size + i * LANES, value, LANES)
 
     def compute(self, *operands: TeOperand) -> Any:
-        from tvm import te
-
-        from memra_compiler.ops.te_math import f32, fma, reciprocal_sqrt
-
         columns = math.prod(operands[0].type.max_shape[1:])
         size = self.size or columns
         x, *weight = operands[0].tensor(columns // size, size), *(w.tensor() for w in operands[1:])

@@ -19,6 +19,7 @@ from memra_compiler.ops.cuda import CudaArch, Launch
 from memra_compiler.ops.emit import LANES, Buffer, Expr, Kernel
 from memra_compiler.ops.norm import check_heads, check_weight, emit_rms, rms_class, rms_reference
 from memra_compiler.ops.scheduled import TeOperand
+from memra_compiler.ops.te_math import call, f32, f64, fma, te, tirx
 
 
 @op("rope_angles")
@@ -80,10 +81,6 @@ class RopeAngles(Op):
                     k.store(out, (t * 2 + part) * pairs + i, value)
 
     def compute(self, *operands: TeOperand) -> Any:
-        from tvm import te, tirx
-
-        from memra_compiler.ops.te_math import call, f64
-
         positions, *factors = (operand.tensor() for operand in operands)
         ln_base = call("log", f64(self.base), dtype="float64")
 
@@ -184,10 +181,6 @@ class Rope(Op):
             k.store(y, at + size // 2, high, LANES)
 
     def compute(self, *operands: TeOperand) -> Any:
-        from tvm import te, tirx
-
-        from memra_compiler.ops.te_math import f32, fma
-
         pairs = operands[1].type.max_shape[2]
         heads = math.prod(operands[0].type.max_shape[1:]) // (2 * pairs)
         x, turns = operands[0].tensor(heads, 2, pairs), operands[1].tensor()

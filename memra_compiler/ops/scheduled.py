@@ -19,6 +19,9 @@ from memra_compiler.ops.base import Op, expect
 from memra_compiler.ops.cuda import Argument, CudaArch, Scheduled
 from memra_compiler.ops.cuda_linear import FORMATS
 from memra_compiler.ops.cuda_params import C_TYPES, whole_tiles
+from memra_compiler.ops.emit import Lazy
+
+ir, s_tir, te, tirx = (Lazy(f"tvm.{name}") for name in ("ir", "s_tir", "te", "tirx"))
 
 _TVM_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i32": "int32"}
 _C_TYPES = C_TYPES | {"i32": "int"}
@@ -41,8 +44,6 @@ class TeOperand:
         By default the shape is that of the type. Another may divide a row's columns into axes
         (heads, halves); it may be taken once.
         """
-        from tvm import te
-
         if self.type.dtype in FORMATS and self.type.dtype not in _TVM_DTYPES:
             return self._decoded()
         stored = self.type.max_shape if self.is_weight else self.type.max_shape[1:]
@@ -74,8 +75,6 @@ class TeOperand:
 
     def _decoded(self) -> Any:
         """A matrix in blocks, decoded by the function of `dequant.cuh`; the CPU has none such."""
-        from tvm import ir, te, tirx
-
         outputs, inputs = self.type.max_shape
         self.placeholder = te.placeholder((outputs, self.type.row_bytes), "uint8", self.name)
         decode = f"dequant::column<dequant::{FORMATS[self.type.dtype].struct}>"
@@ -119,8 +118,6 @@ def te_functions(op: Op, *types: TensorType) -> list[TeFunction]:
 
     Raises: OpError where an operand's format has no place in an expression.
     """
-    from tvm import te
-
     outputs = op.outputs_of(len(types))
     inputs, made = types[:-outputs], types[-outputs:]
     for i, type in enumerate(types):
@@ -178,8 +175,6 @@ def scheduled_launches(op: Op, arch: CudaArch, *types: TensorType) -> tuple[Sche
 
 def thread_extents(statement: Any) -> list[tuple[str, Any]]:
     """Every loop that is bound to a block or thread axis: the axis, and how often it turns."""
-    from tvm import s_tir, tirx
-
     found: list[tuple[str, Any]] = []
     if isinstance(statement, tirx.For):
         if statement.thread_binding is not None:

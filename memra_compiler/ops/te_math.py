@@ -1,4 +1,6 @@
-"""Float mathematics in tensor expressions, with the bits of `templates/lib/math.cuh`.
+"""What `Op.compute` is written in: TVM's tensor expressions, and float mathematics in them.
+
+Functions have the bits of their namesakes in `templates/lib/math.cuh`.
 
 A fused multiply-add is spelled here: the compilers are told to fuse nothing by themselves.
 """
@@ -8,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tvm import tirx
+from memra_compiler.ops.emit import Lazy
+
+te, tirx = (Lazy(f"tvm.{name}") for name in ("te", "tirx"))
 
 Expr = Any
 

@@ -10,6 +10,7 @@ import numpy as np
 from memra_compiler.ir.types import Sym, TensorType
 from memra_compiler.ops.base import Array, Op, Operand
 from memra_compiler.ops.scheduled import TeOperand, te_functions
+from memra_compiler.ops.te_math import exp, te
 
 
 def rows(bound: int, *shape: int, dtype: str = "f32", planes: int = 0) -> TensorType:
@@ -39,10 +40,6 @@ class Softmax(Op):
         return (np.asarray(e / e.sum(axis=1, keepdims=True)),)
 
     def compute(self, *operands: TeOperand) -> Any:
-        from tvm import te
-
-        from memra_compiler.ops.te_math import exp
-
         x = operands[0].tensor()
         j, k = (te.reduce_axis((0, x.shape[1]), name) for name in "jk")
         top = te.compute(x.shape[:1], lambda row: te.max(x[row, j], j), "top")
@@ -69,8 +66,6 @@ class SumAndDifference(Op):
         return x + y, x - y
 
     def compute(self, *operands: TeOperand) -> Any:
-        from tvm import te
-
         x, y = (operand.tensor() for operand in operands)
         return (
             te.compute(x.shape, lambda row, col: x[row, col] + y[row, col], "total"),
