@@ -89,8 +89,13 @@ def _lowered(function: Any) -> str:
 
 
 def _printed(module: Any, target: Any) -> str:
-    """The text of a lowered module. TVM would hand it to a compiler: it is given none of it."""
+    """The text of a lowered module.
+
+    Where there is a GPU, TVM would compile it at once, with its own flags and without our headers:
+    it is given an empty text, and no compiler.
+    """
     import tvm
+    from tvm_ffi.registry import remove_global_func
 
     taken: list[str] = []
 
@@ -98,9 +103,19 @@ def _printed(module: Any, target: Any) -> str:
         taken.append(str(code))
         return ""
 
+    hooks = {"tvm_callback_cuda_postproc": take, "tvm_callback_cuda_compile": lambda code: b""}
     with _LOCK:
-        tvm.register_global_func("tvm_callback_cuda_postproc", take, override=True)
-        tvm.get_global_func("target.build.cuda")(module, target)
+        found = {name: tvm.get_global_func(name, allow_missing=True) for name in hooks}
+        for name, hook in hooks.items():
+            tvm.register_global_func(name, hook, override=True)
+        try:
+            tvm.get_global_func("target.build.cuda")(module, target)
+        finally:
+            for name, function in found.items():
+                if function is None:
+                    remove_global_func(name)
+                else:
+                    tvm.register_global_func(name, function, override=True)
     return taken[0]
 
 

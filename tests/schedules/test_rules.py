@@ -174,6 +174,19 @@ def test_tidy_text_is_the_same_program(name: str, monkeypatch: pytest.MonkeyPatc
     assert compile_cuda(raw, "k", ARCH) == compile_cuda(neat, "k", ARCH)
 
 
+def test_tvm_is_left_as_it_was() -> None:
+    """Where there is a GPU, TVM would compile what it prints: for a moment, it has other hooks."""
+    import tvm
+
+    names = ("tvm_callback_cuda_postproc", "tvm_callback_cuda_compile")
+    before = [tvm.get_global_func(name, allow_missing=True) for name in names]
+    (launch,) = launches("add")
+    assert "float4" in scheduled.cuda_text.__wrapped__(launch)
+    after = [tvm.get_global_func(name, allow_missing=True) for name in names]
+    assert before[0] is after[0] is None
+    assert before[1].same_as(after[1])
+
+
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernel_does_not_depend_on_the_rows_there_may_be(name: str) -> None:
     """One row and sixteen run the same text; of partial planes, one row and eight."""
