@@ -8,7 +8,7 @@ import numpy as np
 from cuda.bindings import driver
 
 from memra_compiler.codegen.cuda import compile_cuda, render
-from memra_compiler.ops.cuda import CudaArch, Launch
+from memra_compiler.ops.cuda import AnyLaunch, CudaArch
 
 
 def check(result: tuple[Any, ...]) -> Any:
@@ -46,7 +46,7 @@ class Gpu:
         assert (out[like.nbytes :] == 0xAB).all(), "a kernel wrote past the end of a buffer"
         return out[: like.nbytes].view(like.dtype).reshape(like.shape)
 
-    def function(self, launch: Launch, name: str, arch: CudaArch) -> Any:
+    def function(self, launch: AnyLaunch, name: str, arch: CudaArch) -> Any:
         symbol, source = render(launch, name)
         if symbol not in self.functions:
             cubin = compile_cuda(source, symbol, arch)
@@ -57,7 +57,7 @@ class Gpu:
             self.functions[symbol] = function
         return self.functions[symbol]
 
-    def run(self, launches: tuple[Launch, ...], name: str, arch: CudaArch, rows: int,
+    def run(self, launches: tuple[AnyLaunch, ...], name: str, arch: CudaArch, rows: int,
             pointers: list[int]) -> None:  # fmt: skip
         """Run the launches of one op in order and wait."""
         values = np.array([rows], np.int32), np.array(pointers, np.uint64)

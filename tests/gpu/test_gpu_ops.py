@@ -25,7 +25,7 @@ from memra_compiler.ops.argmax import ArgMax
 from memra_compiler.ops.attention import Attention, KvAppend, NormRopeAppend
 from memra_compiler.ops.base import Op, Sample
 from memra_compiler.ops.chain import Advance, Begin, DraftToken
-from memra_compiler.ops.cuda import ARCHS, Launch
+from memra_compiler.ops.cuda import ARCHS, AnyLaunch
 from memra_compiler.ops.norm import RMSNormAdd
 from memra_compiler.ops.qkv import NormRopeQKV
 from memra_compiler.ops.quantise import Quantise, RMSNormAddQuantise, RMSNormQuantise
@@ -63,7 +63,7 @@ class Case:
 
     op: Op
     types: tuple[TensorType, ...]
-    launches: tuple[Launch, ...]
+    launches: tuple[AnyLaunch, ...]
     operands: list[Array]
     planes: tuple[int, ...] = ()
     splits: int = 1
