@@ -57,6 +57,17 @@ def is_reduction(schedule: Schedule, block: Block) -> bool:
     return any(axis.iter_type != tirx.IterVar.DataPar for axis in axes)
 
 
+def is_whole(schedule: Schedule) -> bool:
+    """Is every stage but the output kept in registers or shared memory, where one launch has it?"""
+    kept = schedule.get_output_blocks("root")
+    buffers = [
+        schedule.get(block).writes[0].source.ty
+        for block in stages(schedule)
+        if not has(schedule, kept, block)
+    ]
+    return all(str(buffer.storage_scope) not in ("", "global") for buffer in buffers)
+
+
 def is_load(schedule: Schedule, block: Block) -> bool:
     """Does the stage only copy an operand?"""
     return name(schedule, block).endswith("_load")

@@ -65,7 +65,8 @@ def apply(func: Any, arch: Any) -> Schedule | None:
 
     turn, _ = spread(last)
     schedule.compute_at(total, group)
-    spread(schedule.get_loops(total)[-1])
+    sum_turn, _ = spread(schedule.get_loops(total)[-1])
+    moves.place_loads(schedule, total, sum_turn)
     schedule.set_scope(total, 0, "local")
     schedule.compute_at(held, group)
     if width % step == 0:  # a thread's own elements side by side: it holds no others

@@ -1,9 +1,10 @@
 """The rules that schedule TE functions for CUDA, in the order in which they are asked.
 
 A rule is one file with `apply(func, arch)`: guards first, which return None; then moves. The first
-that answers wins. The last can schedule any function: an op that only says what it computes has a
-CUDA kernel. Rules see widths, but not rows, which are known only when a kernel runs: so no row's
-bits can depend on how many there are.
+that answers wins; a function that a move does not fit, or that leaves a stage in memory, was not
+for the rule. The last can schedule any function: an op that only says what it computes has a CUDA
+kernel. Rules see widths, but not rows, which are known only when a kernel runs: so no row's bits
+can depend on how many there are.
 
 This page is imported only by who schedules: it loads TVM, which takes a second.
 """
@@ -13,9 +14,9 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from tvm.s_tir import Schedule
+from tvm.s_tir import Schedule, ScheduleError
 
-from memra_schedules import elementwise, fallback, gemm, row_reduction
+from memra_schedules import elementwise, fallback, gemm, moves, row_reduction
 
 RULES: tuple[ModuleType, ...] = (
     gemm,  # prompts in float32
@@ -31,7 +32,10 @@ def schedule(func: Any, arch: Any) -> tuple[str, Schedule]:
     Raises: ValueError where none does: the function has several outputs.
     """
     for rule in RULES:
-        found = rule.apply(func, arch)
-        if found is not None:
+        try:
+            found = rule.apply(func, arch)
+        except ScheduleError:
+            continue
+        if found is not None and moves.is_whole(found):
             return rule.__name__.rpartition(".")[2], found
     raise ValueError("no rule schedules a function of several outputs: make a function of each")

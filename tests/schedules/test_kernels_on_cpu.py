@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from cuda_on_cpu import OnCpu, compiler
-from te_samples import Softmax, SumAndDifference, rows
+from te_samples import FORMULAS, Formula, Softmax, SumAndDifference, rows
 
 from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.activation import Add, Concat, Scale, SoftCap
@@ -64,6 +64,14 @@ CASES: dict[str, tuple[Op, tuple[TensorType, ...]]] = {
     "silu": (GatedLinear("silu"), (*product(20, 64, 48, 48)[:3], rows(20, 48))),
     "fallback": (Softmax(), (rows(6, 37), rows(6, 37))),
     "two_outputs": (SumAndDifference(), (rows(3, 64, planes=2), *3 * [rows(3, 64)])),
+}
+
+
+#: Nobody wrote a rule with these in mind, nor for rows of 64 and of 50.
+CASES |= {
+    f"{kind}_{width}": (Formula(kind), tuple(rows(3, width) for _ in range(3)))
+    for kind in FORMULAS
+    for width in (64, 50)
 }
 
 
