@@ -5,8 +5,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 SPEC   := model_specs/tiny/gemma4_tiny.yaml
+ARCH   ?= sm_90a
 
-.PHONY: demo test lint format docs clean
+.PHONY: demo test gpu-bundle gpu-test lint format docs clean
 
 demo: $(READY)
 	@$(BIN)/memra-compile $(SPEC) -o build/gemma4_tiny.cpu.memra
@@ -20,6 +21,13 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -q
+
+# What the tests of the pair need on a GPU machine, into build/gpu. Needs no GPU.
+gpu-bundle: $(READY)
+	$(BIN)/python tests/gpu/build.py --arch $(ARCH)
+
+gpu-test: $(READY)
+	$(BIN)/python -m pytest -q tests/gpu -m gpu
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -76,9 +76,12 @@ class Interpreter:
             raise IRError(f"module {self.module.name} has no sequence and no program {name}")
 
     def _sequence(self, sequence: Sequence) -> None:
-        for call in sequence.calls:
-            for _ in range(self.counter(call.repeat) if call.repeat else 1):
-                self._program(self.module.programs[call.program])
+        more = True
+        while more:
+            for call in sequence.calls:
+                for _ in range(self.counter(call.repeat) if call.repeat else 1):
+                    self._program(self.module.programs[call.program])
+            more = bool(sequence.loop) and self.counter(sequence.loop) != 0
 
     def _program(self, program: Program) -> None:
         rows = self.counter(program.rows_from) if program.rows_from else 1

@@ -155,7 +155,9 @@ def plan_facts(module: Module) -> dict[str, Any]:
     kernels = {node.kernel for program, node in module.nodes()}
     faults = [p.fault for p in module.programs.values() if p.fault]
     sequences = {
-        s.name: [{"program": c.program, "repeat": c.repeat} for c in s.calls]
+        s.name + (f" while {s.loop}" if s.loop else ""): [
+            {"program": c.program, "repeat": c.repeat} for c in s.calls
+        ]
         for s in module.sequences.values()
         if not any(s.name.endswith(f"_fault_{fault}") for fault in faults)
     }

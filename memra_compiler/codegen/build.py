@@ -15,8 +15,9 @@ from memra_compiler.codegen.cache import KernelCache, content_key
 from memra_compiler.codegen.cpu import compile_entries, link
 from memra_compiler.codegen.kernels import Progress, compile_kernels
 from memra_compiler.codegen.toolchain import Linker, host_cpu, host_features, processor_name
-from memra_compiler.ir.graph import Module, Program
+from memra_compiler.ir.graph import Module, Node, Program
 from memra_compiler.ir.text import print_module
+from memra_compiler.ops.base import Cost
 from memra_runtime.artifact import (
     LIBRARY,
     ExpectEntry,
@@ -194,21 +195,24 @@ def _manifest(
         "expect": facts.expect,
         "programs": tuple(_cost(module, name) for name in module.programs),
         "sequences": sequences,
+        "loops": {s.name: s.loop for s in module.sequences.values() if s.loop},
         "kernels": (),
     }
     return Manifest(**(common | dict(parts.fields)))
 
 
+def node_cost(module: Module, program: Program, node: Node) -> Cost:
+    """What a node must move and compute at its program's largest row count and a full context."""
+    types = (t.in_rows for t in module.operand_types(program, node))
+    return node.op.cost(program.rows.bound, *types)
+
+
 def _cost(module: Module, name: str) -> ProgramEntry:
     program = module.programs[name]
-    rows = program.rows.bound
-    costs = [
-        node.op.cost(rows, *(t.in_rows for t in module.operand_types(program, node)))
-        for node in program.nodes
-    ]
+    costs = [node_cost(module, program, node) for node in program.nodes]
     return ProgramEntry(
-        name, len(program.nodes), rows, sum(c.bytes for c in costs), sum(c.flops for c in costs),
-        program.fault,
+        name, len(program.nodes), program.rows.bound, sum(c.bytes for c in costs),
+        sum(c.flops for c in costs), program.fault,
     )  # fmt: skip
 
 

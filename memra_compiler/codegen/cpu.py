@@ -120,8 +120,8 @@ def _entry(symbol: str, emit: Any) -> Any:
     return builder.get()
 
 
-def _counter(T: Any, module: Module, arena: Any, name: str) -> Any:
-    """The value of a counter of the device block, read when the entry runs."""
+def _counter_buffer(T: Any, module: Module, arena: Any, name: str) -> Any:
+    """A counter of the device block, as a buffer of one element."""
     from tvm import ir, tirx
 
     offset = module.arena["@state"] + 4 * slot(name)
@@ -132,8 +132,14 @@ def _counter(T: Any, module: Module, arena: Any, name: str) -> Any:
             ret_ty=ir.PointerType(ir.PrimType("int32")),
         )
     )
-    counter = T.decl_buffer((1,), "int32", data=pointer)
-    return T.Bind(tirx.BufferLoad(counter, [0]))
+    return T.decl_buffer((1,), "int32", data=pointer)
+
+
+def _counter(T: Any, module: Module, arena: Any, name: str) -> Any:
+    """The value of a counter of the device block, read when the entry runs."""
+    from tvm import tirx
+
+    return T.Bind(tirx.BufferLoad(_counter_buffer(T, module, arena, name), [0]))
 
 
 def _emit_program(
@@ -180,14 +186,27 @@ def _program_entry(
 def _sequence_entry(
     module: Module, name: str, table: Mapping[str, int], symbols: Mapping[str, str]
 ) -> Any:
-    def emit(T: Any, arena: Any, weights: Any) -> None:
-        for call in module.sequences[name].calls:
+    from tvm import tirx
+
+    sequence = module.sequences[name]
+
+    def once(T: Any, arena: Any, weights: Any) -> None:
+        for call in sequence.calls:
             program = module.programs[call.program]
             if not call.repeat:
                 _emit_program(T, module, program, symbols, table, arena, weights)
                 continue
             with T.serial(_counter(T, module, arena, call.repeat)):
                 _emit_program(T, module, program, symbols, table, arena, weights)
+
+    def emit(T: Any, arena: Any, weights: Any) -> None:
+        if not sequence.loop:
+            once(T, arena, weights)
+            return
+        more = _counter_buffer(T, module, arena, sequence.loop)
+        T.buffer_store(more, tirx.const(1, "int32"), [0])
+        with T.While(tirx.BufferLoad(more, [0]) != 0):
+            once(T, arena, weights)
 
     return _entry(name, emit)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from os import cpu_count
 from pathlib import Path
 
-from memra_compiler.codegen.build import Parts
+from memra_compiler.codegen.build import Parts, node_cost
 from memra_compiler.codegen.cache import KernelCache, content_key
 from memra_compiler.codegen.cuda import (
     compile_cuda,
@@ -116,13 +116,17 @@ class CudaTools:
             f"// {node.op.name}: {', '.join(map(str, (*types, *outputs)))}\n"
             f"// first used by {node.label}{where}\n"
         )
+        moved = node_cost(module, program, node).bytes
         for launch in node.op.lower_cuda(self.arch, *types, *outputs):
             symbol, source = render(launch, node.op.name, header)
             sources.setdefault(symbol, source)
             yield LaunchEntry(
                 symbol, launch.grid, launch.block, launch.shared_bytes,
-                launch.early and self.arch.dependent_launch, tuple(operands),
+                launch.early and self.arch.dependent_launch,
+                (*operands, *(("graph", i) for i in range(launch.graph_handles))),
+                bytes=moved,
             )  # fmt: skip
+            moved = 0
 
     def _weight(
         self, name: str, weight: Weight, sources: dict[str, str]

@@ -101,10 +101,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """Programs in launch order; the unit that is launched, and on CUDA captured."""
+    """Programs in launch order; the unit that is launched, and on CUDA captured.
+
+    With `loop`, it repeats while that counter is not zero after a pass.
+    """
 
     name: str
     calls: tuple[Call, ...]
+    loop: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,8 @@ def print_module(module: Module) -> str:
         lines.append("")
     for sequence in module.sequences.values():
         calls = [f"{c.program} * {c.repeat}" if c.repeat else c.program for c in sequence.calls]
-        lines.append(f"sequence {sequence.name} {{ {'; '.join(calls)} }}")
+        loop = f" while {sequence.loop}" if sequence.loop else ""
+        lines.append(f"sequence {sequence.name} {{ {'; '.join(calls)} }}{loop}")
     if module.arena:
         lines.append("")
     lines += [f"arena {place or 'bytes'} = {offset}" for place, offset in module.arena.items()]
@@ -102,7 +103,7 @@ _NODE = re.compile(
 )
 _OUTPUT = re.compile(r"%(?P<name>\S+) : (?P<type>\w+\[[^\]]*\](?: \w+)?)")
 _TYPE = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[^\]]*)\](?: (?P<layout>\w+))?$")
-_SEQUENCE = re.compile(r"sequence (?P<name>\S+) \{ (?P<calls>.*) \}$")
+_SEQUENCE = re.compile(r"sequence (?P<name>\S+) \{ (?P<calls>.*) \}(?: while (?P<loop>\w+))?$")
 _ARENA = re.compile(r"arena (?P<place>.+) = (?P<offset>\d+)$")
 
 
@@ -207,7 +208,7 @@ class _Parser:
     def _sequence(self, line: str) -> None:
         m = _match(_SEQUENCE, line)
         calls = [Call(*(p.strip() for p in c.split("*"))) for c in m["calls"].split(";")]
-        self.sequences[m["name"]] = Sequence(m["name"], tuple(calls))
+        self.sequences[m["name"]] = Sequence(m["name"], tuple(calls), m["loop"] or "")
 
     def _arena(self, line: str) -> None:
         m = _match(_ARENA, line)

@@ -102,3 +102,5 @@ def _sequences(module: Module) -> Iterator[str]:
                 yield f"sequence {sequence.name}: there is no program {call.program}"
             if call.repeat and call.repeat not in STATE:
                 yield f"sequence {sequence.name}: `{call.repeat}` is not a counter"
+        if sequence.loop and sequence.loop not in STATE:
+            yield f"sequence {sequence.name}: `{sequence.loop}` is not a counter"

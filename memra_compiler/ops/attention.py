@@ -18,10 +18,8 @@ from memra_compiler.ops.emit import LANES, Buffer, Expr, Kernel, Register
 from memra_compiler.ops.norm import check_heads, check_weight, emit_rms, rms_class, rms_reference
 from memra_compiler.ops.quantise import (
     A8_CLASS,
-    BLOCK,
-    BLOCK_BYTES,
     check_width,
-    emit_block,
+    emit_quantise,
     quantise_reference,
 )
 from memra_compiler.ops.rope import check_angles, emit_norm_rope, rope_reference
@@ -354,9 +352,7 @@ class Attention(Op):
                             value = total.get() * k.splat(unit)
                             k.store(out, row + c + i * LANES, value, LANES)
         if self.quantised:
-            with k.loop(k.rows * (width(self, q.type) // BLOCK)) as b:
-                halves = (k.load(out, b * BLOCK + i * LANES, LANES) for i in range(2))
-                emit_block(k, target, b * BLOCK_BYTES, *halves)
+            emit_quantise(k, out, target)
 
     @staticmethod
     def _softmax(k: Kernel, scores: Buffer, at: int, count: Expr) -> Expr:

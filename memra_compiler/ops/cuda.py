@@ -48,6 +48,7 @@ class Launch:
     `grid` may hold the string "sms": one block a multiprocessor. `shared_bytes` is dynamic shared
     memory. `early` starts the block before its predecessor has finished (programmatic dependent
     launch); the template then waits itself before it touches an operand that is not a weight.
+    `graph_handles` handles of conditional nodes follow the usual arguments: 0 outside of them.
     """
 
     template: str
@@ -56,6 +57,7 @@ class Launch:
     block: int
     shared_bytes: int = 0
     early: bool = True
+    graph_handles: int = 0
 
     def variables(self) -> dict[str, Any]:
         """The template's variables: the fields of `params`."""
@@ -91,6 +93,7 @@ class Scheduled:
     block: int
     shared_bytes: int = 0
     early: bool = True
+    graph_handles: int = 0
 
 
 AnyLaunch = Launch | Scheduled

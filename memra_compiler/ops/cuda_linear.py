@@ -6,8 +6,7 @@ take a plain kernel. Activations come as int8 ("a8", templates/lib/a8.cuh), as b
 ("bf16", templates/lib/mma_bf16.cuh) or as rows of floats ("f32", plain kernel only).
 
 Outputs are float planes `[splits][rows of a tile][N]`: whoever reads them adds the planes in order.
-Only rows below `rows` are stored. A gated product may store int8 tiles instead, and splits may join
-their planes themselves: blocks then meet in scratch.
+Only rows below `rows` are stored.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ from memra_schedules import records
 
 TILE_OUTPUTS = 16
 PIECE_INPUTS = 64
-#: Bytes of the sums of a tile for eight rows.
-TILE_BYTES = 4 * TILE_ROWS * TILE_OUTPUTS
 
 
 @dataclass(frozen=True)
@@ -240,31 +237,6 @@ class LinearParams:
     shared_bytes: int
     bulk_copy: bool
     dependent_launch: bool
-    #: The output is int8 tiles; splits add their planes themselves; how often blocks may meet.
-    quantised: bool = False
-    join: bool = False
-    counters: int = 0
-
-    @property
-    def scratch(self) -> Scratch:
-        """What blocks need to meet."""
-        if not self.counters:
-            return Scratch(0, 0)
-        zeroed = math.ceil(4 * self.counters / 128) * 128
-        parts = self.work.items * self.geometry.splits * self.work.column_tiles
-        return Scratch(zeroed, zeroed + TILE_BYTES * parts)
-
-
-@dataclass(frozen=True)
-class Scratch:
-    """Scratch of launches whose blocks meet: `total` bytes, the pointer after the outputs.
-
-    Its first `zeroed` bytes are counters: zero before the first launch, and zero again after each.
-    Launches that never overlap may share them, but nothing else may write there.
-    """
-
-    zeroed: int
-    total: int
 
 
 @dataclass(frozen=True)
@@ -378,62 +350,29 @@ def linear_launches(
     out_types: Sequence[TensorType],
     *,
     act: str | None = None,
-    join: bool = False,
 ) -> tuple[Launch, ...]:
     """Launches of `linear`, `linear_group` and, with `act`, of `gated_linear` (gate, up).
 
-    Arguments of each: rows, x, the weights, the outputs, and the scratch that `scratch_of` tells.
+    Arguments of each: rows, x, the weights, the outputs.
     Matrices of one format share a launch. A gate and an up projection of one format meet in a
     block; otherwise the up projection goes first and the gate's launch multiplies it by act(gate).
-    An output of type a8 makes a gated product quantise (see `gated_quantises`). With `join`, the
-    last of the blocks that share a tile adds its planes: readers see one.
-
-    Raises: OpError where a gated product cannot quantise.
     """
     weights = tuple(weight_types)
     # outputs of layout `planes1` are read by an op that adds no planes
-    may_split = join or all(out.layout != "planes1" for out in out_types)
+    may_split = all(out.layout != "planes1" for out in out_types)
     if act is None:
         product = Product(arch, x_type, weights, len(weights))
-        return _group(product, range(len(weights)), may_split=may_split, join=join)
+        return _group(product, range(len(weights)), may_split=may_split)
     gated, up = Product(arch, x_type, weights, 1, act), Product(arch, x_type, weights, 1)
-    quantised = any(out.dtype == "a8" for out in out_types)
-    if quantised and not gated_quantises(arch, x_type, weights):
-        raise OpError(f"no kernel of gated_linear on {arch.name} makes a8 of {x_type}, {weights}")
     if gated.meet:
-        return (_tiled(gated, (0, 1), parts=2, may_split=False, quantised=quantised),)
+        return (_tiled(gated, (0, 1), parts=2, may_split=False),)
     return _group(up, (1,), may_split=False) + _group(gated, (0,), may_split=False)
-
-
-def gated_quantises(arch: CudaArch, x_type: TensorType, weight_types: Sequence[TensorType]) -> bool:
-    """Whether `gated_linear` of these can store int8 tiles: no bit differs from `quantise`'s."""
-    product = Product(arch, x_type, tuple(weight_types), 1)
-    return product.meet and weight_types[0].max_shape[0] % PIECE_INPUTS == 0
-
-
-def scratch_of(launches: Sequence[Launch]) -> Scratch:
-    """The scratch that launches of one op share."""
-    needed = [p.scratch for p in (launch.params for launch in launches) if hasattr(p, "scratch")]
-    return Scratch(*(max((getattr(s, f) for s in needed), default=0) for f in ("zeroed", "total")))
-
-
-def gated_scratch_bytes(
-    arch: CudaArch, x_type: TensorType, weight_types: Sequence[TensorType], out_type: TensorType
-) -> int:
-    """Scratch of a `gated_linear`, of which `scratch_of` tells what is to be zeroed; 0 for floats.
-
-    Raises: OpError where it cannot quantise.
-    """
-    return scratch_of(linear_launches(arch, x_type, weight_types, [out_type], act="silu")).total
 
 
 def split_planes(
     arch: CudaArch, x_type: TensorType, weight_types: Sequence[TensorType], act: str | None = None
 ) -> int:
-    """Planes that each output of `linear_launches` has; the reader adds them in order.
-
-    With `join` there is but one.
-    """
+    """Planes that each output of `linear_launches` has; the reader adds them in order."""
     params = [launch.params for launch in linear_launches(arch, x_type, weight_types, (), act=act)]
     return max((p.geometry.splits for p in params if isinstance(p, LinearParams)), default=1)
 
@@ -460,9 +399,7 @@ def sum_order(
     return tuple(cuts)
 
 
-def _group(
-    p: Product, indices: Sequence[int], *, may_split: bool = True, join: bool = False
-) -> tuple[Launch, ...]:
+def _group(p: Product, indices: Sequence[int], *, may_split: bool = True) -> tuple[Launch, ...]:
     """One launch a format for the matrices that tile, then one for each that does not.
 
     All outputs have as many planes: with several launches, none splits.
@@ -472,7 +409,7 @@ def _group(
     for i in indices:
         (formats.setdefault(p.weights[i].dtype, []) if p.tiles(i) else plain).append(i)
     may_split = may_split and len(formats) + len(plain) == 1
-    tiled = [_tiled(p, tuple(mine), may_split=may_split, join=join) for mine in formats.values()]
+    tiled = [_tiled(p, tuple(mine), may_split=may_split) for mine in formats.values()]
     return *tiled, *(_plain(p, i) for i in plain)
 
 
@@ -482,8 +419,6 @@ def _tiled(
     *,
     may_split: bool,
     parts: int = 1,
-    quantised: bool = False,
-    join: bool = False,
 ) -> Launch:
     name = p.weights[indices[0]].dtype
     matrices = tuple(Matrix(i, min(i, p.outs - 1), p.weights[i].max_shape[0]) for i in indices)
@@ -491,7 +426,6 @@ def _tiled(
     inputs = p.x.max_shape[-1]
     work = Work(name, _x_class(p.x), inputs, items, parts, p.column_tiles, may_split)
     shape = geometry(p.arch, work)
-    join = join and shape.splits > 1
     params = LinearParams(
         format=FORMATS[name].struct,
         header=FORMATS[name].header,
@@ -505,9 +439,6 @@ def _tiled(
         shared_bytes=0,
         bulk_copy=p.arch.bulk_copy,
         dependent_launch=p.arch.dependent_launch,
-        quantised=quantised,
-        join=join,
-        counters=items // 2 if quantised else items * join,
     )
     return launch_of(p.arch, params)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memra_compiler.ir.types import DTYPE_BYTES, TensorType
+from memra_compiler.ops.again import Again
 from memra_compiler.ops.argmax import ArgMax
 from memra_compiler.ops.base import Op, expect
 from memra_compiler.ops.chain import Advance, Begin, DraftToken
@@ -96,19 +97,6 @@ class AdaptDepthParams:
     fresh: bool
 
 
-@dataclass(frozen=True)
-class SettleParams:
-    """`state/settle.cu.j2`: accept, rollback, commit and adapt_depth in one launch."""
-
-    size: int
-    ring_tokens: int
-    end_ids: int
-    threads: int
-    skip: bool
-    row_shift: int
-    fresh: bool
-
-
 def positions_launches(op: Positions, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
     """The position of each row, from the counters."""
     return (launch(arch, "state/positions.cu.j2", PositionsParams(op.kind), ONE_BLOCK, WARP),)
@@ -179,16 +167,10 @@ def adapt_depth_launches(op: AdaptDepth, arch: CudaArch, *types: TensorType) -> 
     return (launch(arch, "state/adapt_depth.cu.j2", AdaptDepthParams(op.fresh), ONE_BLOCK, WARP),)
 
 
-def settle_launches(
-    rollback: Rollback, commit: Commit, adapt: AdaptDepth, arch: CudaArch, *types: TensorType
-) -> tuple[Launch, ...]:
-    """Accept, then the three given ops, in one launch; the operands are those of `commit`."""
-    *_, hidden, ring, eos = types
-    params = SettleParams(
-        hidden.elements, ring.elements, eos.elements, THREADS, rollback.skip, commit.row_shift,
-        adapt.fresh,
-    )  # fmt: skip
-    return (launch(arch, "state/settle.cu.j2", params, ONE_BLOCK, THREADS),)
+def again_launches(op: Again, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+    """Does the burst go on, and how deep? Takes the handles of two conditional nodes."""
+    made = launch(arch, "state/again.cu.j2", NoParams(), ONE_BLOCK, WARP)
+    return (replace(made, graph_handles=2),)
 
 
 @dataclass(frozen=True)

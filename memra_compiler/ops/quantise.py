@@ -73,6 +73,13 @@ def emit_block(k: Kernel, out: Buffer, at: Expr, low: Expr, high: Expr) -> None:
         k.store(out, at + 4 + i * LANES, k.reinterpret(q, "uint8", LANES), LANES)
 
 
+def emit_quantise(k: Kernel, x: Buffer, out: Buffer) -> None:
+    """Quantise all rows of x."""
+    with k.loop(k.rows * (out.type.max_shape[1] // BLOCK)) as b:
+        low, high = (k.load(x, b * BLOCK + i * LANES, LANES) for i in range(2))
+        emit_block(k, out, b * BLOCK_BYTES, low, high)
+
+
 def emit_values(k: Kernel, x: Buffer, at: Expr, half: int) -> Expr:
     """Sixteen float32 values of the block at byte `at`."""
     q = k.reinterpret(k.load(x, at + 4 + half * LANES, LANES), "int8", LANES)
@@ -108,10 +115,7 @@ class Quantise(Op):
         return A8_CLASS
 
     def lower_cpu(self, k: Kernel, *buffers: Buffer) -> None:
-        x, out = buffers
-        with k.loop(k.rows * (width(self, x.type) // BLOCK)) as b:
-            low, high = (k.load(x, b * BLOCK + i * LANES, LANES) for i in range(2))
-            emit_block(k, out, b * BLOCK_BYTES, low, high)
+        emit_quantise(k, *buffers)
 
     def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
         from memra_compiler.ops.cuda_kernels import quantise_launches

@@ -26,11 +26,16 @@ SEQUENCES = {
     "plain": (*map(Call, _PLAIN), Call("adapt")),
     "round": ROUND,
 }
+#: Bursts: a sequence again and again, until there are tokens enough or no more can be had.
+BURSTS = ("plain", "round")
 
 
 def plan_launches(module: Module) -> Module:
-    """Add the sequences, and a round with each planted fault: `round_fault_FAULT`."""
+    """Add the sequences, their bursts, and a round with each planted fault: `round_fault_FAULT`."""
     sequences = {name: Sequence(name, calls) for name, calls in SEQUENCES.items()}
+    for name in BURSTS:
+        burst = Sequence(f"{name}_burst", (*SEQUENCES[name], Call("again")), loop="more")
+        sequences[burst.name] = burst
     for fault, program in faults_of(module).items():
         broken = program.name.removesuffix(f"_fault_{fault}")
         calls = tuple(

@@ -15,12 +15,13 @@ from memra_compiler.drafters.base import DraftPlace
 from memra_compiler.ir.graph import Module
 from memra_compiler.layers.build import LayerBuild, ModuleBuilder, ProgramBuilder
 from memra_compiler.ops.activation import SoftCap
+from memra_compiler.ops.again import Again
 from memra_compiler.ops.argmax import ArgMax
 from memra_compiler.ops.chain import Advance, Begin
 from memra_compiler.ops.embed import Embed
 from memra_compiler.ops.norm import RMSNorm
 from memra_compiler.ops.settle import Accept, AdaptDepth, Commit, Rollback
-from memra_compiler.ops.state import Positions, ReadTokens, WriteRows
+from memra_compiler.ops.state import Positions, ReadTokens, StateOp, WriteRows
 from memra_runtime.artifact import BATCH_ROWS, MAX_EOS, RING_TOKENS, STATE_SIZE
 
 if TYPE_CHECKING:
@@ -103,8 +104,9 @@ class _Rounds:
                   self.hidden, self.ring, self.eos)  # fmt: skip
         self.step("adapt", AdaptDepth(), self.state)
         self.step("adapt_fresh", AdaptDepth(fresh=True), self.state)
+        self.step("again", Again(), self.state)
 
-    def step(self, name: str, op: Accept | Rollback | Commit | AdaptDepth, *planes: str) -> None:
+    def step(self, name: str, op: StateOp, *planes: str) -> None:
         b = ProgramBuilder(self.module, name)
         b.emit(op, *planes, label=f"round.{name}", path=("round",))
         b.finish()

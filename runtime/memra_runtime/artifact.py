@@ -17,7 +17,7 @@ from typing import Any
 from memra_runtime.errors import fail
 
 #: Raised whenever the meaning of the manifest or of the device block changes.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 #: The compiled programs of a CPU artifact.
 LIBRARY = "programs.so"
@@ -53,6 +53,8 @@ STATE = (
     "rounds",
     "total_drafted",
     "total_accepted",
+    "burst_end",  # `ring_count` at which a burst has enough
+    "more",  # 1: another round of the burst follows
 )
 #: Two tables follow the counters: drafts attempted and accepted by position in the chain.
 STATE_ATTEMPTED = len(STATE)
@@ -89,7 +91,9 @@ class LaunchEntry:
     """One CUDA launch: kernel, shape, and where each argument lies.
 
     `operands` are ("arena", byte offset) or ("weight", index). A grid may hold "sms", the number of
-    multiprocessors. `weight` names the weight that a repacking launch is for.
+    multiprocessors. `weight` names the weight that a repacking launch is for. `bytes` is what the
+    launch must move at the program's largest row count and a full context: the cost of its op,
+    which is stated for the first of the op's launches; the others handle what that one left.
     """
 
     symbol: str
@@ -99,6 +103,7 @@ class LaunchEntry:
     early: bool
     operands: tuple[tuple[str, int], ...] = ()
     weight: str = ""
+    bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -167,6 +172,8 @@ class Manifest:
     expect: tuple[ExpectEntry, ...]
     programs: tuple[ProgramEntry, ...]
     sequences: Mapping[str, tuple[tuple[str, str], ...]]
+    #: Sequences that repeat while a counter is not zero, checked after each pass.
+    loops: Mapping[str, str]
     kernels: tuple[str, ...]
     #: CUDA only: launches of each program, launches that repack weights, and for each program the
     #: counter that holds its rows ("" for one row).
@@ -177,6 +184,12 @@ class Manifest:
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True) + "\n"
+
+    @property
+    def staging_bytes(self) -> int:
+        """CUDA only: what a weight takes, while loading, that is repacked into another layout."""
+        repacked = {entry.weight for entry in self.repacks}
+        return max((w.bytes for w in self.weights if w.id in repacked), default=0)
 
     def plane(self, id: str) -> PlaneEntry:
         return next(p for p in self.planes if p.id == id)
@@ -215,7 +228,7 @@ def parse_manifest(text: str, place: str) -> Manifest:
                 place,
                 hints=("compile the spec again with this version of memra-compile",),
             )
-        for key in ("spec", "versions", "files"):
+        for key in ("spec", "versions", "files", "loops"):
             data[key].items()  # a mapping, or it is no manifest of ours
         for key, entry in _ENTRIES.items():
             data[key] = _read_entries(entry, data[key])

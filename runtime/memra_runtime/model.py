@@ -54,17 +54,28 @@ class Opened:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What loading will take, in bytes, known before anything is loaded."""
+    """What loading will take, in bytes, known before anything is loaded.
+
+    The memory is this machine's, or that of the GPU named `gpu`, where repacking takes a `staging`
+    buffer beside arena and weights. `resident` is what the process holds already.
+    """
 
     arena: int
     weights: int
     resident: int
     available: int | None
+    staging: int = 0
+    gpu: str = ""
+
+    @property
+    def need(self) -> int:
+        """What must be free for loading to succeed."""
+        return self.arena + self.weights + self.staging
 
     @property
     def peak(self) -> int:
-        """Resident memory of the process at its largest."""
-        return self.arena + self.weights + self.resident
+        """What is held at most: the process (CPU), or the artifact's part of a GPU."""
+        return self.need + self.resident
 
 
 def _kib(path: str, key: str) -> int | None:
@@ -78,18 +89,41 @@ def _kib(path: str, key: str) -> int | None:
     return None
 
 
+def available_memory() -> int | None:
+    """Bytes that this machine could give to a process; None where it is not known."""
+    return _kib("/proc/meminfo", "MemAvailable:")
+
+
 def plan_memory(manifest: Manifest) -> MemoryPlan:
-    """The memory a model needs, beside what this process holds already and what is free."""
+    """The memory a model needs, beside what this process holds already and what is free.
+
+    Raises: MemraError where it needs a GPU and there is none.
+    """
+    if manifest.target.startswith("cuda:"):
+        from memra_runtime.device.cuda_driver import Context
+
+        gpu = Context()
+        return MemoryPlan(
+            manifest.arena_bytes, manifest.weight_bytes, 0, gpu.free_memory(),
+            manifest.staging_bytes, gpu.name,
+        )  # fmt: skip
     return MemoryPlan(
         manifest.arena_bytes,
         manifest.weight_bytes,
         _kib("/proc/self/status", "VmRSS:") or 0,
-        _kib("/proc/meminfo", "MemAvailable:"),
+        available_memory(),
     )
 
 
-def peak_memory() -> int | None:
-    """Largest resident size of this process so far, in bytes; None where it is not known."""
+def held_memory(plan: MemoryPlan) -> int | None:
+    """What was taken since `plan` was made: of the GPU now, else by this process at its largest.
+
+    None where it is not known. Of a GPU, other processes' changes are counted, too.
+    """
+    if plan.gpu:
+        from memra_runtime.device.cuda_driver import Context
+
+        return (plan.available or 0) - Context().free_memory()
     return _kib("/proc/self/status", "VmHWM:")
 
 
@@ -100,46 +134,65 @@ def gib(size: int) -> str:
 
 def refuse_memory(plan: MemoryPlan) -> None:
     """Refuse a model that does not fit, with the numbers."""
-    need = plan.arena + plan.weights
-    if plan.available is not None and need > plan.available:
+    if plan.available is not None and plan.need > plan.available:
+        staging = f", {gib(plan.staging)} to repack them" if plan.staging else ""
+        where = f" on {plan.gpu}" if plan.gpu else ""
         fail(
             "memory",
-            f"the model needs {gib(need)} (arena {gib(plan.arena)}, weights {gib(plan.weights)}), "
-            f"{gib(plan.available)} are free",
+            f"the model needs {gib(plan.need)} (arena {gib(plan.arena)}, weights "
+            f"{gib(plan.weights)}{staging}), {gib(plan.available)} are free{where}",
             hints=("lower `runtime.max_context` in the spec, or use smaller weights",),
         )
 
 
-def open_model(folder: Path, target: Path, draft: Path) -> Opened:
+def open_model(
+    folder: Path, target: Path, draft: Path, *, odd: Callable[[MemraError], None] | None = None
+) -> Opened:
     """Open an artifact and its two weight files and check that they belong together.
 
     Checks, in this order: artifact, processor, architectures, metadata, tokenizers, tensors.
-    Only headers are read. Raises: MemraError.
+    Only headers are read. Raises: MemraError. With `odd`, metadata and tokenizers that do not fit
+    are told to it instead: text would make no sense, but its speed can be measured.
     """
     manifest = load_manifest(folder)
     check_processor(manifest, folder)
     device = device_class(manifest, folder)
     files = {"target": open_checkpoint(target), "draft": open_checkpoint(draft)}
-    check_files(manifest, files)
-    tokenizer = load_tokenizer(files["target"])
-    check_pairing(tokenizer, load_tokenizer(files["draft"]))
+    check_archs(manifest, files)
+    tokenizer, drafts = (load_tokenizer(files[source]) for source in ("target", "draft"))
+
+    def judge(check: Callable[[], None]) -> None:
+        try:
+            check()
+        except MemraError as error:
+            if odd is None:
+                raise
+            odd(error)
+
+    judge(lambda: check_facts(manifest, files))
+    judge(lambda: check_pairing(tokenizer, drafts))
     bindings = {source: bind_source(manifest, source, file) for source, file in files.items()}
     return Opened(folder, manifest, files, tokenizer, bindings, device)
 
 
-def load_opened(opened: Opened) -> Model:
+def load_opened(
+    opened: Opened, *, graphs: bool = True, progress: Callable[[int, int], None] | None = None
+) -> Model:
     """Load what `open_model` checked, if there is memory for it and no scale is NaN.
+
+    `graphs=False` launches kernel by kernel, where there are graphs to do without (CUDA).
+    `progress` is told bytes done and bytes in all while weights are copied to a GPU.
 
     Raises: MemraError.
     """
     manifest, files, bindings = opened.manifest, opened.files, opened.bindings
-    if manifest.target == "cpu":
-        refuse_memory(plan_memory(manifest))
+    refuse_memory(plan_memory(manifest))
     for source, file in files.items():
         bound = bindings[source]
         check_finite(file, list(bound.tensors.values()))
     weights = [weight_data(entry, files, bindings) for entry in manifest.weights]
-    device = opened.device(manifest, opened.folder, weights)
+    options = {} if manifest.target == "cpu" else {"graphs": graphs, "progress": progress}
+    device = opened.device(manifest, opened.folder, weights, **options)
     return Model(manifest, device, opened.tokenizer, bindings)
 
 
@@ -190,13 +243,20 @@ def check_processor(manifest: Manifest, folder: Path) -> None:
         )
 
 
-def check_files(manifest: Manifest, files: dict[str, Checkpoint]) -> None:
-    """Check architectures and metadata of both files against the spec."""
+def check_archs(manifest: Manifest, files: dict[str, Checkpoint]) -> None:
+    """Check the architectures of both files against the spec."""
     others = {"target": files["draft"], "draft": files["target"]}
     for source, file in files.items():
         section = SECTIONS[source]
         arch = str(manifest.spec[section]["arch"])
         check_arch(file, arch, f"{section}.arch", other=others[source])
+
+
+def check_facts(manifest: Manifest, files: dict[str, Checkpoint]) -> None:
+    """Check the metadata of both files against the spec.
+
+    Raises: MemraError with all that differs.
+    """
     problems: list[Diagnostic] = []
     for source, file in files.items():
         expected = [

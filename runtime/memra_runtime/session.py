@@ -2,19 +2,22 @@
 
 The device owns every counter of a round. The host primes a session, launches rounds, drains the
 ring, and cuts what a caller sees: at the first end of sequence or after `max_new` tokens. A round
-always completes; rows past the cut are committed but not returned.
+always completes; rows past the cut are committed but not returned. A burst is many rounds in one
+launch, where the device can repeat them itself.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from memra_runtime.artifact import (
+    BATCH_ROWS,
     MAX_DEPTH,
     MAX_EOS,
     RING_TOKENS,
@@ -27,6 +30,8 @@ from memra_runtime.errors import fail
 
 #: Programs of a round by the phase they are timed under.
 PHASES = {"begin": "draft", "draft": "draft", "verify": "verify"}
+#: Seconds between two looks at a burst that has nothing new.
+POLL_S = 0.0002
 
 
 @dataclass(frozen=True)
@@ -206,6 +211,42 @@ class Session:
         self.committed += tokens
         return tokens
 
+    def burst(self, tokens: int, sequence: str = "round") -> Iterator[list[int]]:
+        """Run rounds (or `plain` steps) until `tokens` more are committed; yield them as they come.
+
+        Ends on a round boundary, so there may be up to a round's tokens more; or earlier, at an end
+        of sequence or of the context. At most `device.burst_tokens` are asked for in one launch.
+        A caller that stops early waits for the launch to end; its tokens are committed.
+        """
+        device = self.device
+        wanted = max(1, min(tokens, device.burst_tokens, RING_TOKENS - BATCH_ROWS))
+        device.put({"burst_end": self._read + wanted})
+        device.start(f"{sequence}_burst")
+        done = False
+        try:
+            while not done:
+                done = device.done()
+                new = self._drain()
+                self.committed += new
+                if new:
+                    yield new
+                elif not done:
+                    time.sleep(POLL_S)
+        finally:
+            while not done:
+                time.sleep(POLL_S)
+                done = device.done()
+            self.committed += self._drain()
+        self._check_sound()
+
+    def _tokens(self, wanted: int, sequence: str, timed: bool) -> Generator[int]:
+        """Committed tokens of a burst or, where a round is timed by programs, of one round."""
+        if timed or f"{sequence}_burst" not in self.device.manifest.sequences:
+            yield from self.step(sequence, timed=timed)
+            return
+        for tokens in self.burst(wanted, sequence):
+            yield from tokens
+
     def _launch_timed(self, sequence: str) -> None:
         device, spent = self.device, self.stats.phase_s
         for program, repeat in device.manifest.sequences[sequence]:
@@ -246,12 +287,14 @@ class Session:
                     stats.finish = "eos" if token in self.eos else "length" if last else "context"
                     yield emit(token)
                     break
-                for token in self.step(sequence, timed=timed):
-                    yield emit(token)
-                    start = time.perf_counter()
-                    if token in self.eos or stats.tokens == max_new:
-                        stats.finish = "eos" if token in self.eos else "length"
-                        break
+                wanted = max_new - 1 - stats.tokens
+                with closing(self._tokens(wanted, sequence, timed)) as tokens:
+                    for token in tokens:
+                        yield emit(token)
+                        start = time.perf_counter()
+                        if token in self.eos or stats.tokens == max_new:
+                            stats.finish = "eos" if token in self.eos else "length"
+                            break
         finally:  # also when the caller stops early
             self._count()
 

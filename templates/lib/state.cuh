@@ -27,6 +27,8 @@ enum Slot : int {
   kRounds,
   kTotalDrafted,
   kTotalAccepted,
+  kBurstEnd,
+  kMore,
   kAttemptedTable,
   kAcceptedTable = kAttemptedTable + kMaxDepth,
   kStateSize = kAcceptedTable + kMaxDepth,
@@ -95,6 +97,12 @@ template <int kRowShift>
 __device__ __forceinline__ int committed_row(const int* state) {
   return kRowShift == 0 ? state[kAccepted]
                         : (state[kAccepted] + kRowShift) % (state[kDrafted] + 1);
+}
+
+// Whether another round of a burst follows. One thread.
+__device__ __forceinline__ bool goes_on(const int* state) {
+  return state[kRingCount] < state[kBurstEnd] && state[kEnded] == 0 &&
+         state[kPosition] < state[kCapacity] && state[kPending] >= 0;
 }
 
 // Choose the next round's depth. One thread.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
@@ -26,7 +27,18 @@ from memra_runtime.errors import MemraError
 from memra_runtime.model import Model
 from memra_runtime.session import Policy, Session
 
-UNITS = ("_ms", "_gb_s", "_gflop_s", "_tok_s", "_tokens", "_count", "_ratio", "bytes", "flops")
+UNITS = (
+    "_ms",
+    "_us",
+    "_gb_s",
+    "_gflop_s",
+    "_tok_s",
+    "_tokens",
+    "_count",
+    "_ratio",
+    "bytes",
+    "flops",
+)
 IDS = (2, 651, 1902, 17, 40)
 
 
@@ -139,6 +151,7 @@ def test_csv_holds_every_number(result: BenchResult, tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert {r["section"] for r in rows} == {
         "floor", "fit", "program", "round", "forced", "stream", "prompt",
+        "per round",
     }  # fmt: skip
     assert [r["quantity"] for r in rows if not r["quantity"].endswith(UNITS)] == []
     (found,) = [r["value"] for r in rows if (r["item"], r["quantity"]) == ("depth 3", "round_ms")]
@@ -206,22 +219,49 @@ def test_command_prints_json(
     done = run_command(
         str(tiny_artifact), "--weights", str(TINY_TARGET), "--draft", str(TINY_DRAFT), "--quiet",
         "--json", "--repeat", "2", "--max-new", "8", "--depths", "2", "--ids", "2,7",
-        "--csv", str(table),
+        "--csv", str(table), "--context", "1500",
     )  # fmt: skip
     out, err = capsys.readouterr()
     assert (done.code, err) == (0, "")
     data = json.loads(out)
     assert data["context_tokens"] == 2
     assert [r["depth_tokens"] for r in data["rounds"]] == [2]
+    found = [(c["context_tokens"], c["sequence"], c["depth_tokens"]) for c in data["contexts"]]
+    assert found == [(1500, "plain", 0), (1500, "round", 2)]
+    assert data["contexts"][0]["floor_ms"] > data["programs"][1]["floor_ms"]
+    assert data["per_round"] == {"launches_ratio": 1.0, "reads_ratio": 0.0}
     assert table.is_file()
+
+
+def test_weights_whose_text_makes_no_sense_can_be_measured(
+    tiny_artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = tmp_path / "odd.gguf"
+    data, key = TINY_TARGET.read_bytes(), b"gemma4.attention.sliding_window"
+    at = data.index(key) + len(key)
+    assert data[at : at + 4] == bytes([4, 0, 0, 0])  # a uint32
+    odd.write_bytes(data[: at + 4] + bytes([7, 0, 0, 0]) + data[at + 8 :])
+    done = run_command(
+        str(tiny_artifact), "--weights", str(odd), "--draft", str(TINY_DRAFT), "--ids", "2,7",
+        "--repeat", "1", "--max-new", "2", "--depths", "0",
+    )  # fmt: skip
+    out, err = capsys.readouterr()
+    assert done.code == 0, err
+    assert re.search(r"^odd      `\S+` contradicts .* has 7; only speed is measured$", err, re.M), (
+        err
+    )
+    assert "plain_step" in out
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--threads", "4"], "error[threads]: programs for `cpu` run on one thread, not 4"),
-        (["--target", "cuda"], "error[target]: `cuda` is not a target of this memra"),
+        (["--target", "cuda:sm_80"], "error[target]: the artifact was compiled for `cpu`, not"),
+        (["--set", "round.depth.max=3"], "error[set]: an artifact is compiled"),
         (["--depths", "1,x"], "error[depth]: `x` is not a draft depth"),
+        (["--context", "long"], "error[context]: `long` is not a number of tokens"),
+        (["--context", "4,2043"], "error[context-full]: there is no room for a round behind 2,043"),
         (["--repeat", "0"], "error[usage]"),
         (["--prompt", "a", "--ids", "1"], "error[usage]: only one prompt can be given"),
     ],
@@ -232,7 +272,8 @@ def test_command_refuses(
     tiny_artifact: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    done = run_command(str(tiny_artifact), *arguments)
+    files = ("--weights", str(TINY_TARGET), "--draft", str(TINY_DRAFT))
+    done = run_command(str(tiny_artifact), *files, *arguments)
     assert done.code == 2
     assert message in capsys.readouterr().err
 

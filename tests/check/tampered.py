@@ -29,6 +29,10 @@ class Tampered:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._device, name)
 
+    def start(self, name: str) -> None:
+        """A burst of one round, which may be damaged like any other."""
+        self.launch(name.removesuffix("_burst"))
+
     def launch(self, name: str) -> None:
         self._device.launch(self._instead.get(name, name))
         if name in _PLAIN:

@@ -17,6 +17,8 @@ import numpy as np
 
 import memra_compiler.cli.compile
 import memra_compiler.cli.inspect
+import memra_runtime.cli.bench
+import memra_runtime.cli.check
 import memra_runtime.cli.run
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +29,8 @@ DRAFT = TINY / "gemma4-tiny-assistant-q8_0.gguf"
 WEIGHTS = ("--weights", str(TARGET), "--draft", str(DRAFT))
 
 MAINS: dict[str, Callable[..., NoReturn]] = {
+    "memra-bench": memra_runtime.cli.bench.main,
+    "memra-check": memra_runtime.cli.check.main,
     "memra-compile": memra_compiler.cli.compile.main,
     "memra-inspect": memra_compiler.cli.inspect.main,
     "memra-run": memra_runtime.cli.run.main,

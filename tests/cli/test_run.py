@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from cli_tools import DRAFT, MAINS, ROOT, SPEC, TARGET, WEIGHTS, call, launch, rewrite
 
+from memra_runtime.device.cpu import CpuDevice
 from memra_runtime.model import Model
 
 PROMPT = "The quick brown fox"
@@ -123,16 +124,65 @@ def test_stats_tell_acceptance_time_and_break_even(tiny_artifact: Path) -> None:
     said = ended.err
     for part in (
         "(accepted / drafted)", "by position (accepted/attempted)", "tokens a round",
-        "a round (draft ", "a plain step takes ", "plain steps: it ", "measured, ", "stated",
-        "tok/s", "with the prompt", "finish   length: 60 tokens were asked for",
+        "ms a round; a plain step takes ", "plain steps: it ", "measured, ", "stated",
+        "tok/s", "with the prompt", "program by program: draft ",
+        "ran      cpu: one call a round: 1.00 launches and 0.00 host reads a round, counted",
+        "finish   length: 60 tokens were asked for",
     ):  # fmt: skip
         assert part in said, said
     stats = answer(tiny_artifact, "-p", PROMPT, "-n", "60", "--stats")["stats"]
     assert stats["accepted_tokens"] == sum(stats["accepted_by_position"])
     assert stats["drafted_tokens"] >= sum(stats["attempted_by_position"])
     assert stats["acceptance"] == stats["accepted_tokens"] / stats["drafted_tokens"]
-    assert set(stats["round_ms"]) == {"draft", "verify", "rest"}
-    assert stats["plain_step_ms"] > 0
+    assert set(stats["split"]["round_ms"]) == {"draft", "verify", "rest"}
+    assert stats["split"]["depth"] == round(stats["drafted_tokens"] / stats["rounds"])
+    assert min(stats["plain_step_ms"], stats["round_ms"]) > 0
+
+
+@pytest.mark.parametrize("how", [(), ("--plain",), ("--depth", "0"), ("--stats",)])
+def test_strict_accepts_one_call_a_round(tiny_artifact: Path, how: Sequence[str]) -> None:
+    found = answer(tiny_artifact, "-p", PROMPT, "-n", "20", "--strict", *how)
+    stats = found["stats"]
+    assert (len(found["ids"]), stats["host_reads"]) == (20, 0)
+    assert stats["launches"] == stats["rounds"] > 0
+
+
+@pytest.mark.parametrize("command", ["memra-run", "memra-check"])
+def test_strict_refuses_rounds_in_pieces(
+    command: str, tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuDevice, "whole", False)
+    ended = call(command, tiny_artifact, *WEIGHTS, "--prompt", PROMPT, "--max-new", "9", "--strict")
+    assert (ended.code, ended.out) == (2, "")
+    assert "error[strict]: a round is not one launch here: cpu: one call a round" in ended.err
+
+
+def test_strict_counts_what_ran(tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that says it is whole, and is not, is found out by its counts."""
+    right = CpuDevice.launch
+
+    def launch(self: CpuDevice, name: str) -> None:
+        right(self, name)
+        self.launches += name.startswith("round")
+
+    monkeypatch.setattr(CpuDevice, "launch", launch)
+    ended = call("memra-run", tiny_artifact, *WEIGHTS, "-p", PROMPT, "-n", "9", "--strict")
+    assert ended.code == 2
+    assert "error[strict]: rounds did not run as one launch each" in ended.err
+    assert "2.00 launches and 0.00 host reads a round, counted" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (("--eager",), "error[eager]: an artifact for `cpu` has no graphs to do without"),
+        (("--eager", "--strict"), "error[usage]: `--eager` launches kernel by kernel, which"),
+    ],
+)
+def test_eager_is_refused(tiny_artifact: Path, typed: Sequence[str], said: str) -> None:
+    ended = call("memra-run", tiny_artifact, *WEIGHTS, "-p", PROMPT, *typed)
+    assert (ended.code, ended.out) == (2, "")
+    assert said in ended.err
 
 
 def test_a_run_without_drafts_has_no_acceptance(tiny_artifact: Path) -> None:

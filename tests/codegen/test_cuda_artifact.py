@@ -102,6 +102,9 @@ def test_every_operand_lies_where_the_module_put_it(built: Built) -> None:
         for kind, place in entry.operands:
             if kind == "weight":
                 assert 0 <= place < len(manifest.weights)
+            elif kind == "graph":  # the two conditional nodes of a burst
+                assert entry.symbol.startswith("again_")
+                assert place in (0, 1)
             else:
                 assert kind == "arena"
                 assert 0 <= place < manifest.arena_bytes
@@ -114,6 +117,13 @@ def test_every_operand_lies_where_the_module_put_it(built: Built) -> None:
     assert {entry.weight for entry in manifest.repacks} <= ids
     assert all(w.device_bytes >= 0 for w in manifest.weights)
     assert manifest.weight_bytes == sum(w.device_bytes for w in manifest.weights)
+
+
+def test_launches_of_a_program_state_its_bytes_once(built: Built) -> None:
+    for program in built.manifest.programs:
+        entries = built.manifest.launches[program.name]
+        assert sum(entry.bytes for entry in entries) == program.bytes
+    assert all(entry.bytes == 0 for entry in built.manifest.repacks)
 
 
 def test_every_program_says_where_its_rows_come_from(built: Built) -> None:

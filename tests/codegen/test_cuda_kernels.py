@@ -18,6 +18,7 @@ from memra_compiler.ir.errors import OpError
 from memra_compiler.ir.types import Sym, TensorType
 from memra_compiler.ops import cuda_attention, cuda_kernels, cuda_state
 from memra_compiler.ops.activation import Add, Concat, GateMul, Scale, SoftCap
+from memra_compiler.ops.again import Again
 from memra_compiler.ops.argmax import ArgMax
 from memra_compiler.ops.attention import Attention, KvAppend, NormRopeAppend
 from memra_compiler.ops.chain import Advance, Begin, DraftToken
@@ -189,13 +190,13 @@ def kernels(g: Geometry) -> Iterator[tuple[str, Maker]]:
         ),
     )
     yield "advance", lambda a: e.advance_launches(Advance(), a, STATE_TYPE)
+    yield "again", lambda a: e.again_launches(Again(), a, STATE_TYPE)
     yield "accept", lambda a: e.accept_launches(Accept(), a, STATE_TYPE, BATCH, BATCH)
     end = (
         STATE_TYPE, BATCH, BATCH, TensorType((BATCH_ROWS, g.width)), w,
         TensorType((RING_TOKENS,), "i32"), TensorType((MAX_EOS,), "i32"),
     )  # fmt: skip
     yield "commit", lambda a: e.commit_launches(Commit(), a, *end)
-    yield "settle", lambda a: e.settle_launches(Rollback(), Commit(), AdaptDepth(), a, *end)
 
 
 KERNELS = {(g.name, name): make for g in GEOMETRIES for name, make in kernels(g)}
@@ -208,7 +209,6 @@ HOT = {
     ("31b", "attention_256_a8"): (128, 64),
     ("31b", "attention_512_a8"): (255, 64),
     ("31b", "argmax"): (64, 32),
-    ("31b", "settle"): (40,),
 }
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from memra_compiler.codegen.cuda import compile_cuda, render
-from memra_compiler.ir.errors import OpError
 from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.cuda import ARCHS, Launch
 from memra_compiler.ops.cuda_layouts import (
@@ -23,11 +22,8 @@ from memra_compiler.ops.cuda_linear import (
     FORMATS,
     LinearParams,
     embed_launches,
-    gated_quantises,
-    gated_scratch_bytes,
     linear_launches,
     repack_launches,
-    scratch_of,
     split_planes,
     weight_layout,
 )
@@ -327,86 +323,6 @@ def test_every_form_compiles(arch) -> None:
     ]  # fmt: skip
     for launch in forms:
         assert resources(launch, "form", arch)[1] <= FEW_BYTES
-
-
-#: The same for gated products of the 31B that store int8 tiles.
-HOT_QUANTISED = {"q4_0": 136, "q8_0": 136, "q6_k": 136, "q4_k": 160, "q5_k": 160}
-
-
-def quantised(name: str, kind: str, inputs: int, outputs: int, arch=HOPPER, rows=8) -> Launch:
-    weights = [TensorType((outputs, inputs), name)] * 2
-    out = TensorType((rows, outputs), "a8", "tile8")
-    x = TensorType((rows, inputs), kind)
-    (launch,) = linear_launches(arch, x, weights, [out], act="gelu_tanh")
-    return launch
-
-
-def joined(name: str, kind: str, inputs: int, outputs: int, arch=HOPPER, rows=8) -> Launch:
-    x, weight = TensorType((rows, inputs), kind), TensorType((outputs, inputs), name)
-    (launch,) = linear_launches(arch, x, [weight], (), join=True)
-    return launch
-
-
-@pytest.mark.parametrize("name", HOT_QUANTISED)
-def test_quantising_does_not_spill(name: str) -> None:
-    launch = quantised(name, "a8", 5376, 21504)
-    registers, spilled = resources(launch, name, HOPPER)
-    assert spilled == 0
-    assert registers <= HOT_QUANTISED[name]
-
-
-@pytest.mark.parametrize("arch", ARCHS.values(), ids=list(ARCHS))
-@pytest.mark.parametrize("rows", [8, 16])
-def test_every_meeting_compiles(arch, rows: int) -> None:
-    for name, kind in PAIRS:
-        for launch in (
-            quantised(name, kind, 768, 192, arch, rows),
-            joined(name, kind, 3072, 48, arch, rows),
-        ):
-            assert launch.params.quantised or launch.params.join
-            assert resources(launch, "meeting", arch)[1] <= FEW_BYTES
-
-
-def test_meeting_keeps_the_order_of_sums() -> None:
-    """What is quantised or joined has the bits of what is not, so K must be cut alike."""
-    for label, (inputs, outputs, gated) in SHAPES.items():
-        (apart,) = launches("q4_0", "a8", inputs, outputs, gated)
-        if gated:
-            meeting = quantised("q4_0", "a8", inputs, outputs[0])
-        else:
-            weights = [TensorType((n, inputs), "q4_0") for n in outputs]
-            (meeting,) = linear_launches(
-                HOPPER, TensorType((8, inputs), "a8"), weights, (), join=True
-            )
-        assert meeting.params.geometry == apart.params.geometry, label
-        assert (meeting.grid, meeting.shared_bytes) == (apart.grid, apart.shared_bytes), label
-
-
-def test_scratch_of_meeting_blocks() -> None:
-    x, w = TensorType((8, 5376), "a8"), TensorType((21504, 5376), "q4_0")
-    floats, tiles = TensorType((8, 21504)), TensorType((8, 21504), "a8", "tile8")
-    assert gated_scratch_bytes(HOPPER, x, [w, w], floats) == 0
-    zeroed = 4 * 21504 // 32  # a counter a pair of tiles; 2688 is a multiple of 128
-    assert gated_scratch_bytes(HOPPER, x, [w, w], tiles) == zeroed + 8 * 21504 * 4
-    assert scratch_of([quantised("q4_0", "a8", 5376, 21504)]).zeroed == zeroed
-    launch = joined("q4_0", "a8", 8192, 1008)
-    splits = launch.params.geometry.splits
-    assert splits > 1
-    assert scratch_of([launch]).zeroed == 256  # 63 counters
-    assert scratch_of([launch]).total == 256 + splits * 8 * 1008 * 4
-    assert scratch_of([joined("q4_0", "a8", 64, 16)]).total == 0  # nothing to join
-
-
-def test_only_pairs_of_tiles_of_one_format_quantise() -> None:
-    x = TensorType((8, 256), "a8")
-    whole, half = TensorType((64, 256), "q4_0"), TensorType((32, 256), "q4_0")
-    other = TensorType((64, 256), "q8_0")
-    assert gated_quantises(HOPPER, x, [whole, whole])
-    assert not gated_quantises(HOPPER, x, [half, half])
-    assert not gated_quantises(HOPPER, x, [whole, other])
-    assert not gated_quantises(HOPPER, TensorType((8, 256)), [whole, whole])
-    with pytest.raises(OpError, match="a8"):
-        linear_launches(HOPPER, x, [whole, other], [TensorType((8, 64), "a8")], act="silu")
 
 
 def test_text_is_deterministic_and_holds_the_geometry() -> None:

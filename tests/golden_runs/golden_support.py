@@ -81,11 +81,9 @@ def compile_pair(
 
 
 def options_of(
-    pair: Pair, cache: Path, overrides: Mapping[str, str] | None = None
+    pair: Pair, cache: Path, overrides: Mapping[str, str] | None = None, target: str = "cpu"
 ) -> CompileOptions:
-    return CompileOptions(
-        weights=pair.target, draft=pair.draft, overrides=overrides or {}, cache=cache
-    )
+    return CompileOptions(target, pair.target, pair.draft, overrides or {}, cache)
 
 
 def load_pair(pair: Pair, compiled: Compiled) -> Model:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 from gpu_driver import Gpu, check
+from matrices_31b import LAYER, MATRICES
 
 from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.cuda import ARCHS, CudaArch, Launch
@@ -23,30 +24,12 @@ from memra_compiler.ops.cuda_linear import FORMATS, launch_of, linear_launches
 ROTATION_BYTES = 400 << 20
 PEAK = 4290.0  # GB/s, a device copy
 
-#: (K, outputs, gated) of the 31B target and its drafter.
-SHAPES = {
-    "qkv": (5376, (8192, 4096, 4096), False),
-    "o": (8192, (5376,), False),
-    "gate_up": (5376, (21504, 21504), True),
-    "down": (21504, (5376,), False),
-    "o_full": (16384, (5376,), False),
-    "head": (5376, (262144,), False),
-    "d_in": (10752, (1024,), False),
-    "d_q": (1024, (8192,), False),
-    "d_o": (8192, (1024,), False),
-    "d_gate_up": (1024, (8192, 8192), True),
-    "d_out": (1024, (5376,), False),
-    "d_head": (1024, (262144,), False),
-}
+#: (format, matrices): as they are stored, then in other formats.
 CASES = [
-    *(("q4_0", name) for name in ("qkv", "o", "gate_up", "down", "o_full")),
-    *(("q6_k", name) for name in ("head", "down", "qkv")),
-    *(("q8_0", name) for name in SHAPES if name.startswith("d_")),
-    *(("q8_0", name) for name in ("qkv", "gate_up", "down")),
-    *(("q4_k", name) for name in ("qkv", "gate_up", "down")),
-    ("q5_k", "gate_up"),
-    ("bf16", "gate_up"),
-    ("f16", "gate_up"),
+    *((m.format, name) for name, m in MATRICES.items()),
+    *(("q6_k", name) for name in ("down", "qkv")),
+    *((format, name) for format in ("q8_0", "q4_k") for name in ("qkv", "gate_up", "down")),
+    *((format, "gate_up") for format in ("q5_k", "bf16", "f16")),
 ]
 
 
@@ -94,7 +77,7 @@ VARIANTS = {
         spread(1, 11, 2, (1, 4), resident=1),
         spread(1, 3, 7, (1, 4), blocks=2),
     ],
-    ("q8_0", "d_head"): [
+    ("q8_0", "draft_head"): [
         spread(1, 8, 2, (2, 2), blocks=2, resident=4),
         spread(1, 4, 4, (2, 4), blocks=2, resident=4),
         spread(1, 8, 2, (2, 5)),
@@ -200,14 +183,14 @@ class Bench:
 
 
 def launch_for(arch: CudaArch, name: str, shape: str, **changes: int) -> Launch:
-    inputs, outputs, gated = SHAPES[shape]
-    x = TensorType((8, inputs), FORMATS[name].classes[0])
-    weights = [TensorType((n, inputs), name) for n in outputs]
-    (launch,) = linear_launches(arch, x, weights, (), act="gelu_tanh" if gated else None)
+    m = MATRICES[shape]
+    x = TensorType((8, m.inputs), FORMATS[name].classes[0])
+    weights = [TensorType((n, m.inputs), name) for n in m.outputs]
+    (launch,) = linear_launches(arch, x, weights, (), act=m.act)
     if not changes:
         return launch
-    shape = replace(launch.params.geometry, **changes)
-    return launch_of(arch, replace(launch.params, geometry=shape))
+    geometry = replace(launch.params.geometry, **changes)
+    return launch_of(arch, replace(launch.params, geometry=geometry))
 
 
 def matrix_bytes(launch: Launch) -> list[int]:
@@ -243,8 +226,7 @@ def single(bench: Bench, label: str, launch: Launch) -> None:
 
 def chain(bench: Bench, layers: int, variants: dict[str, dict[str, int]], label: str) -> None:
     """qkv, o, gate_up, down of `layers` layers in a row, plain and with dependent launch."""
-    names = ("qkv", "o", "gate_up", "down")
-    launches = [launch_for(bench.arch, "q4_0", n, **variants.get(n, {})) for n in names]
+    launches = [launch_for(bench.arch, "q4_0", n, **variants.get(n, {})) for n in LAYER]
     columns = [bench.steps(launch, layers) for launch in launches]
     steps = [column[i] for i in range(layers) for column in columns]
     size = sum(weight_bytes(launch) for launch in launches)

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from linear_bench import MEASURED, Bench, Step, matrix_bytes
+from matrices_31b import MATRICES, Matrices
 
 from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.cuda import ARCHS
@@ -30,23 +31,6 @@ from memra_compiler.ops.cuda_linear import (
     tiling_cost,
 )
 
-#: (name, format, K, widths of the matrices of one launch, gated, may split)
-CASES = [
-    ("qkv", "q4_0", 5376, (8192, 4096, 4096), False, True),
-    ("qkv_full", "q4_0", 5376, (16384, 2048), False, True),
-    ("o", "q4_0", 8192, (5376,), False, True),
-    ("o_full", "q4_0", 16384, (5376,), False, True),
-    ("gate_up", "q4_0", 5376, (21504, 21504), True, False),
-    ("down", "q4_0", 21504, (5376,), False, True),
-    ("head", "q6_k", 5376, (262144,), False, False),
-    ("draft_in", "q8_0", 10752, (1024,), False, False),
-    ("draft_q", "q8_0", 1024, (8192,), False, True),
-    ("draft_q_full", "q8_0", 1024, (16384,), False, True),
-    ("draft_o", "q8_0", 8192, (1024,), False, True),
-    ("draft_o_full", "q8_0", 16384, (1024,), False, True),
-    ("draft_gate_up", "q8_0", 1024, (8192, 8192), True, False),
-    ("draft_head", "q8_0", 1024, (262144, 5376), False, False),
-]
 PEAK = 4290.0
 SHARED_LIMIT = 113 << 10
 ROTATION_BYTES = 400 << 20
@@ -67,14 +51,12 @@ def rings(work: Work, shape: Geometry) -> list[Geometry]:
     return found
 
 
-def first_launch(case: tuple[str, str, int, tuple[int, ...], bool, bool]) -> LinearParams:
-    """The parameters that are used today for a case."""
-    _, format, inputs, widths, gated, split = case
-    x = TensorType((8, inputs), "a8")
-    weights = [TensorType((n, inputs), format) for n in widths]
-    outs = [TensorType((8, n), "f32", "row" if split else "planes1") for n in widths]
-    act = "gelu_tanh" if gated else None
-    (launch,) = linear_launches(ARCHS["sm_90a"], x, weights, outs, act=act)
+def first_launch(m: Matrices) -> LinearParams:
+    """The parameters that are used today for matrices."""
+    x = TensorType((8, m.inputs), "a8")
+    weights = [TensorType((n, m.inputs), m.format) for n in m.outputs]
+    outs = [TensorType((8, n), "f32", "row" if m.splits else "planes1") for n in m.outputs]
+    (launch,) = linear_launches(ARCHS["sm_90a"], x, weights, outs, act=m.act)
     params = launch.params
     assert isinstance(params, LinearParams)
     return params
@@ -118,15 +100,15 @@ def main() -> None:
     options = parser.parse_args()
     bench = Bench(ARCHS["sm_90a"])
     with options.out.open("w", encoding="utf-8") as out:
-        for case in CASES:
-            if options.only not in case[0]:
+        for name, matrices in MATRICES.items():
+            if options.only not in name:
                 continue
-            params = first_launch(case)
-            timed = tune(bench, params, options.tries, MEASURED.get(case[0]))
+            params = first_launch(matrices)
+            timed = tune(bench, params, options.tries, MEASURED.get(name))
             size = sum(matrix_bytes(launch_of(bench.arch, params)))
             before = next(us for us, g in timed if g == params.geometry)
             best, geometry = timed[0]
-            print(f"{case[0]:14} before {before:7.2f} us, best {best:7.2f} us "
+            print(f"{name:14} before {before:7.2f} us, best {best:7.2f} us "
                   f"{size / best / 1e3 / PEAK:5.0%}  {geometry}", flush=True)  # fmt: skip
             record = {
                 "work": dataclasses.asdict(params.work),

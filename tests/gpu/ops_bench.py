@@ -27,8 +27,6 @@ from memra_compiler.ops.norm import RMSNorm
 from memra_compiler.ops.qkv import NormRopeQKV
 from memra_compiler.ops.quantise import Quantise, RMSNormAddQuantise, RMSNormQuantise
 from memra_compiler.ops.rope import NormRope, RopeAngles
-from memra_compiler.ops.settle import AdaptDepth, Commit, Rollback
-from memra_runtime.artifact import BATCH_ROWS, MAX_EOS, RING_TOKENS, STATE_SIZE
 from memra_runtime.device.cuda_driver import Event, Kernel, LaunchShape, Stream
 
 ARCH = ARCHS["sm_90a"]
@@ -114,13 +112,6 @@ def benches() -> list[Bench]:
     for outputs in (5376, 21504):
         w, out = TensorType((outputs, 5376), "q4_0", "plain"), TensorType((Sym("T", 64), outputs))
         add(f"linear f32 {outputs}x5376 T=64", Linear.lower_cuda, Linear(), x64, w, out, rows=64)
-    i32 = TensorType((BATCH_ROWS,), "i32")
-    settle = (
-        TensorType((STATE_SIZE,), "i32"), i32, i32, TensorType((BATCH_ROWS, 5376)),
-        TensorType((5376,)), TensorType((RING_TOKENS,), "i32"), TensorType((MAX_EOS,), "i32"),
-    )  # fmt: skip
-    launches = cuda_state.settle_launches(Rollback(), Commit(), AdaptDepth(), ARCH, *settle)
-    found.append(Bench("settle", launches, settle, 1))
     return found
 
 

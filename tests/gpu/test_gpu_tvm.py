@@ -1,6 +1,6 @@
 """Every kernel that TVM schedules, on a GPU, against the op's NumPy reference.
 
-Each goes through `lower_cuda`, as in an artifact. What is checked is what `test_gpu_ops.py` checks:
+Each goes through `lower_cuda`, as in an artifact. What is checked is what `kernel_cases.py` lists:
 values, bounds, planes, and that a row's bits depend on no other row and not on their number.
 """
 
@@ -13,15 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu_driver import Gpu
-from test_gpu_ops import (
-    ARCH,
+from gpu_driver import ARCH, Gpu
+from kernel_cases import (
     COUNTS,
     POISON,
     STORAGE,
     Array,
     Case,
-    check_case,
+    check_cases,
     close,
     normal,
     rows_of,
@@ -42,14 +41,6 @@ from memra_compiler.ops.scheduled import TeOperand
 from memra_compiler.ops.te_math import exp, te
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(scope="module")
-def gpu() -> Gpu:
-    try:
-        return Gpu()
-    except RuntimeError as error:  # no driver, or no device
-        pytest.skip(f"no GPU: {error}")
 
 
 def check(
@@ -73,7 +64,7 @@ def check(
     assert all(isinstance(one, Scheduled) and one.rule == rule for one in launches), launches
     case = Case(op, tuple(types), launches, given, planes, splits, tolerance=tolerance,
                 by_row=by_row)  # fmt: skip
-    check_case(gpu, case, COUNTS[case.bound])
+    check_cases(gpu, [case], COUNTS[case.bound])
 
 
 #: Widths that fill warps, and some that do not: bound, width, splits, weight type.
@@ -189,7 +180,7 @@ def test_products_of_prompts(
             continue
         (got,), after = run(gpu, case, rows, case.operands)
         (want,) = op.reference(rows, given.astype(np.float64), *values)
-        close(got[:rows], want, 4e-5)
+        close(got[:rows], want, 4e-5, op.name)
         assert (got[rows:].reshape(-1).view(np.uint8) == POISON).all(), "rows past T were written"
         assert got[:rows].tobytes() == whole[:rows].tobytes(), rows
         for left, right in zip(after, case.operands, strict=True):

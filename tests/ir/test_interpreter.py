@@ -63,6 +63,14 @@ def test_sequence_repeats_by_a_counter_read_once() -> None:
     assert run.planes["state"][slot("position")] == 10
 
 
+def test_sequence_loops_while_a_counter_is_not_zero() -> None:
+    module = toy('advance(@state) label "n"\nagain(@state) label "again"')
+    run = machine(replace(module, sequences={"s": Sequence("s", (Call("p"),), "more")}))
+    run.put(rows=2, capacity=9, burst_end=1)
+    run.run("s")
+    assert run.planes["state"][slot("position")] == 10  # the first that is not below 9
+
+
 def test_open_reference_is_refused() -> None:
     line = '%y : f32[T<=4, 32] = linear(%x, ?later) label "y"'
     with pytest.raises(IRError, match="open references:\n  program p, y: \\?later"):

@@ -110,6 +110,11 @@ def test_sequence_must_repeat_by_a_counter() -> None:
     refuse(module, "sequence s: `often` is not a counter")
 
 
+def test_sequence_must_loop_by_a_counter() -> None:
+    module = replace(toy(IDS), sequences={"s": Sequence("s", (Call("p"),), "forever")})
+    refuse(module, "sequence s: `forever` is not a counter")
+
+
 def test_plane_must_have_a_known_rollback() -> None:
     with pytest.raises(IRError, match="plane @k: rollback `undo` is not one of truncate, none"):
         Plane("k", TensorType((4,)), "undo")

@@ -14,7 +14,8 @@ from memra_compiler.ir.verify import verify
 from memra_compiler.passes.plan_launches import plan_launches
 
 PROGRAMS = (
-    "prefill plain_step begin begin_plain draft verify accept rollback commit adapt adapt_fresh"
+    "prefill plain_step begin begin_plain draft verify accept rollback commit adapt adapt_fresh "
+    "again"
 )
 BEFORE = "module toy\n" + "".join(f"program {p} rows T<=1 {{\n}}\n" for p in PROGRAMS.split())
 FAULTY = BEFORE + 'program rollback_fault_skip_rollback rows T<=1 fault "skip_rollback" {\n}\n'
@@ -26,7 +27,9 @@ def test_sequences_are_composed(golden: Golden) -> None:
 
 
 def test_without_faults_there_is_no_faulty_round() -> None:
-    assert set(plan_launches(read(BEFORE)).sequences) == {"prefill", "prime", "plain", "round"}
+    bursts = {"plain_burst", "round_burst"}
+    names = {"prefill", "prime", "plain", "round"} | bursts
+    assert set(plan_launches(read(BEFORE)).sequences) == names
 
 
 def test_missing_program_is_refused_by_the_verifier() -> None:

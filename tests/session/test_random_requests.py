@@ -6,6 +6,7 @@ random budgets, policies, forced drafts and end tokens, all on one device, one a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from memra_compiler.compile import CompileOptions, compile_spec
+from memra_runtime.artifact import slot
 from memra_runtime.errors import MemraError
 from memra_runtime.model import Model, load_model
 from memra_runtime.session import Policy, Session
@@ -93,6 +95,15 @@ def force(model: Model, prompt: Prompt, rng: np.random.Generator) -> float:
     return right
 
 
+@pytest.fixture(params=[1, 9, 1000])
+def burst_tokens(request: pytest.FixtureRequest, model: Model) -> Iterator[int]:
+    """Tokens asked for in one launch: a round, several, or all that a request can want."""
+    usual = model.device.burst_tokens
+    model.device.burst_tokens = request.param
+    yield request.param
+    model.device.burst_tokens = usual
+
+
 def check_stats(session: Session, prompt: Prompt, out: list[int]) -> None:
     stats = session.stats
     assert stats.prompt_tokens == len(prompt.ids)
@@ -110,9 +121,11 @@ def check_stats(session: Session, prompt: Prompt, out: list[int]) -> None:
     assert session.committed[: len(said)] == said
 
 
-@pytest.mark.parametrize("seed", range(7))
-def test_stream_equals_plain_decoding(model: Model, prompts: list[Prompt], seed: int) -> None:
-    """200 requests in all: one of each length for each seed."""
+@pytest.mark.parametrize("seed", range(3))
+def test_stream_equals_plain_decoding(
+    model: Model, prompts: list[Prompt], burst_tokens: int, seed: int
+) -> None:
+    """250 requests in all: one of each length for each seed and size of bursts."""
     rng = np.random.default_rng(seed)
     for index in rng.permutation(len(prompts)):
         prompt = prompts[index]
@@ -135,6 +148,41 @@ def test_stream_equals_plain_decoding(model: Model, prompts: list[Prompt], seed:
             seen = sum(a == b for a, b in zip(session.committed[len(prompt.ids):],
                                               prompt.answer, strict=False))  # fmt: skip
             assert seen >= len(out) - 1
+
+
+def test_burst_is_its_rounds(model: Model, prompts: list[Prompt], burst_tokens: int) -> None:
+    """Every counter and every visible row after a burst is that of as many single rounds."""
+    for prompt in prompts[::3]:
+        session = Session(model.device)
+        session.prime(prompt.ids, 20)
+        burst = [token for tokens in session.burst(12) for token in tokens]
+        state, rows = model.device.state.copy(), visible(model)
+        assert session.committed == prompt.ids + burst
+        assert len(burst) >= min(12, burst_tokens)
+
+        session.prime(prompt.ids, 20)
+        steps: list[int] = []
+        while len(steps) < len(burst):
+            steps += session.step()
+        assert steps == burst
+        own = [slot("burst_end"), slot("more")]  # of the burst alone
+        assert (np.delete(model.device.state, own) == np.delete(state, own)).all()
+        for name, row in visible(model).items():
+            assert row.tobytes() == rows[name].tobytes(), name
+
+
+def test_stopping_early_leaves_a_session_that_goes_on(
+    model: Model, prompts: list[Prompt], burst_tokens: int
+) -> None:
+    prompt = prompts[9]
+    session = Session(model.device)
+    session.prime(prompt.ids, len(prompt.answer))
+    answer = session.generate(len(prompt.answer))
+    assert [next(answer) for _ in range(3)] == prompt.answer[:3]
+    answer.close()
+    assert session.position == len(session.committed)
+    session.step()
+    assert session.committed[: len(prompt.ids) + 4] == prompt.ids + prompt.answer[:4]
 
 
 def test_depth_follows_its_rule(model: Model, prompts: list[Prompt]) -> None:

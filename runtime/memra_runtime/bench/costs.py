@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from memra_runtime.artifact import Manifest, PlaneEntry, ProgramEntry
 
 _BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+#: Programs whose layers attend, and the section of the spec that has these layers.
+_SECTIONS = {"draft": "drafter", "plain_step": "target", "verify": "target", "prefill": "target"}
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ def program(manifest: Manifest, name: str) -> ProgramEntry:
 
 
 def readers(manifest: Manifest, section: str) -> Iterator[Reader]:
-    """The attending layers of `target` or `drafter`."""
+    """The layers of `target` or `drafter` that attend."""
     stack = manifest.spec[section]
     planes = {p.id: p for p in manifest.planes if p.rollback == "truncate"}
     layers = manifest.spec["target"]["layers"]
@@ -71,11 +73,31 @@ def cost(manifest: Manifest, name: str, rows: int, context: int) -> Cost:
             round(one.bytes + share * (entry.bytes - one.bytes)),
             round(one.flops + share * (entry.flops - one.flops)),
         )
-    sections = {"draft": "drafter", "plain_step": "target", "verify": "target", "prefill": "target"}
-    if name not in sections:
+    if name not in _SECTIONS:
         return total
-    seen = context + (rows if sections[name] == "target" else 0)
-    saved = [r.unseen(seen, rows) for r in readers(manifest, sections[name])]
+    seen = context + (rows if _SECTIONS[name] == "target" else 0)
+    found = list(readers(manifest, _SECTIONS[name]))
+    if name == "prefill":
+        found.pop()  # nobody reads what its last layer attends to: only keys and values are left
+    saved = [r.unseen(seen, rows) for r in found]
     return Cost(
         total.bytes - sum(c.bytes for c in saved), total.flops - sum(c.flops for c in saved)
     )
+
+
+def launch_bytes(manifest: Manifest, name: str, context: int) -> list[int]:
+    """Bytes of each launch of program `name` at its largest row count, `context` tokens committed.
+
+    They add up to those of `cost` at as many rows.
+    """
+    rows = program(manifest, name).rows
+    seen = context + (rows if _SECTIONS[name] == "target" else 0)
+    at_offset = {r.plane.offset: r for r in readers(manifest, _SECTIONS[name])}
+    found = []
+    for entry in manifest.launches[name]:
+        # the launches of an append take the same planes, and read none of their rows
+        attends = entry.bytes > 0 and entry.symbol.startswith("attention")
+        read = [at_offset[at] for space, at in entry.operands
+                if attends and space == "arena" and at in at_offset]  # fmt: skip
+        found.append(entry.bytes - sum(r.unseen(seen, rows).bytes for r in read))
+    return found

@@ -45,7 +45,7 @@ def write_plot(result: BenchResult, path: Path) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     _draw_rounds(left, result)
     _draw_speeds(right, result)
-    figure.suptitle(f"{result.artifact} on {result.cpu}, context {result.context_tokens}")
+    figure.suptitle(f"{result.artifact} on {result.machine}, context {result.context_tokens}")
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:

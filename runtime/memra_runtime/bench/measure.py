@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from memra_runtime.artifact import Manifest
-from memra_runtime.model import plan_memory
+from memra_runtime.model import available_memory
 
 _MIB = 1 << 20
 
@@ -39,20 +39,21 @@ class Floor:
     """What this machine can do at best; a program is measured against `basis_gb_s`.
 
     A copy of n bytes moves 2n: it reads and writes. `cached_gb_s` copies as many bytes as the
-    weights have, over and over, so it shows the caches where the weights fit them.
+    weights have, over and over, so it shows the caches where the weights fit them. What is None is
+    not measured: on a GPU, all but its memory.
     """
 
     memory_gb_s: float
-    cached_gb_s: float
-    matmul_gflop_s: float
-    cache_bytes: int
     weights_bytes: int
     arena_bytes: int
-    basis: str
+    basis: str = "memory"
+    cached_gb_s: float | None = None
+    matmul_gflop_s: float | None = None
+    cache_bytes: int | None = None
 
     @property
     def basis_gb_s(self) -> float:
-        return self.cached_gb_s if self.basis == "cached" else self.memory_gb_s
+        return (self.cached_gb_s if self.basis == "cached" else None) or self.memory_gb_s
 
     def ms(self, count: int) -> float:
         """Least time to move `count` bytes."""
@@ -60,9 +61,12 @@ class Floor:
 
 
 @contextmanager
-def quiet_core() -> Iterator[int | None]:
-    """Stay on one core, without garbage collection; both are restored. None: cannot pin."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else None
+def quiet_core(*, pin: bool = True) -> Iterator[int | None]:
+    """Stay on one core, without garbage collection; both are restored. None: is not pinned.
+
+    A GPU's driver has threads of its own, which should not share one core: there, do not pin.
+    """
+    allowed = os.sched_getaffinity(0) if pin and hasattr(os, "sched_setaffinity") else None
     core = max(allowed) if allowed else None
     collecting = gc.isenabled()
     try:
@@ -84,17 +88,28 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def measure_floor(manifest: Manifest) -> Floor:
-    """Copy and multiply for a second."""
-    plan, cache = plan_memory(manifest), largest_cache()
-    weights, arena = plan.weights, plan.arena
-    large = min(512 * _MIB, max(64 * _MIB, cache), max(_MIB, (plan.available or 0) // 8))
+def measure_floor(manifest: Manifest, memory_gb_s: float) -> Floor:
+    """The floor of a device whose memory copies at `memory_gb_s`."""
+    if manifest.target == "cpu":
+        return measure_cpu_floor(manifest, memory_gb_s)
+    return Floor(memory_gb_s, manifest.weight_bytes, manifest.arena_bytes)
+
+
+def large_copy_bytes() -> int:
+    """Bytes of an array that the caches of this machine do not hold, and its memory does."""
+    spare = max(_MIB, (available_memory() or 0) // 8)
+    return min(512 * _MIB, max(64 * _MIB, largest_cache()), spare)
+
+
+def measure_cpu_floor(manifest: Manifest, memory_gb_s: float) -> Floor:
+    """Copy within the caches, and multiply, for a second."""
+    weights, arena, cache = manifest.weight_bytes, manifest.arena_bytes, largest_cache()
     # both halves of the small copy together are as large as the weights
-    small = max(_MIB, min(weights // 2, large))
+    small = max(_MIB, min(weights // 2, large_copy_bytes()))
     fits = bool(cache) and weights + arena <= cache
     return Floor(
-        copy_gb_s(large), copy_gb_s(small), matmul_gflop_s(), cache, weights, arena,
-        "cached" if fits else "memory",
+        memory_gb_s, weights, arena, "cached" if fits else "memory", copy_gb_s(small),
+        matmul_gflop_s(), cache,
     )  # fmt: skip
 
 

@@ -2,35 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 
-from memra_runtime.bench.results import BenchResult, ProgramResult, RoundResult
+from memra_runtime.bench.measure import Floor
+from memra_runtime.bench.results import BenchResult, KernelResult, ProgramResult, RoundResult
 
-DEFINITIONS = """\
-time          median of all repeats, with the shortest and the longest; one core, after a warm-up
-moves         bytes a run must read and write at this context, weights and caches included
-GB/s, Gflop/s moves and arithmetic over the median time
-x floor       median time over the floor: moves at the floor's bandwidth
+_TIMES = {
+    "cpu": """\
+time          median of all repeats, with the shortest and longest, after a warm-up; one core""",
+    "cuda": """\
+time          median of all repeats, with the shortest and the longest, after a warm-up; of a
+              program (prefill aside) on the GPU's own clock, as a graph of its own""",
+}
+_FLOORS = {
+    "cpu": """\
 floor         NumPy copy, reads plus writes: of a large array (memory) or of as many bytes as the
-              weights have (cached); cached is the basis where the weights fit the last cache
+              weights have (cached); cached is the basis where the weights fit the last cache""",
+    "cuda": """\
+floor         a copy of a large array within the GPU's memory, reads plus writes
+kernel        all launches of one kernel in a program, one after another, without the others;
+              `of` is the weight it reads first; of floor: its GB/s over those of the floor""",
+}
+_WHOLE = """\
 draft, verify, rest
               programs of a round launched one by one; rest: begin, accept, rollback, commit, adapt
-gaps          round launched whole less the sum of its programs; below zero, launching whole saves
+gaps          round launched whole, until the host has its result, less the sum of its programs;
+              below zero, launching whole saves
 x plain       round over the plain step: the tokens a round must give to break even
 break even    accepted drafts, and their share of the drafted, at which a round is as fast as plain
 fixed         what a round costs beyond the plain step before its first draft
 accepted      accepted / drafted;  tokens a round: accepted drafts plus the one from the target
 tok/s         tokens after the first over decoding time, the prompt left out"""
+_MOVES = """\
+moves         bytes a run must read and write at this context, weights and caches included
+GB/s, Gflop/s moves and arithmetic over the median time
+x floor       median time over the floor: moves at the floor's bandwidth"""
+_CONTEXTS = """\
+x short       time over that at the context of the tables above; caches are filled with noise"""
 
 
 def render(result: BenchResult) -> str:
-    """All tables, as text of at most 100 columns."""
-    parts = [_head(result), _programs(result), _rounds(result), _forced(result), _streams(result)]
-    return "\n\n".join([*parts, DEFINITIONS])
+    """All tables, as text of at most 110 columns."""
+    parts = [_head(result), _programs(result), *_kernels(result), _rounds(result), _forced(result)]
+    parts += [_contexts(result)] if result.contexts else []
+    return "\n\n".join([*parts, _streams(result), definitions(result)])
+
+
+def definitions(r: BenchResult) -> str:
+    """What each number of this report means."""
+    kind = r.target.partition(":")[0]
+    parts = [_TIMES[kind], _MOVES, _FLOORS[kind], _WHOLE, *([_CONTEXTS] if r.contexts else [])]
+    return "\n".join(parts)
 
 
 def _head(r: BenchResult) -> str:
-    floor = r.floor
+    threads = f", {r.threads_count} thread" if r.target == "cpu" else ""
+    per_round = (
+        f"{r.per_round.launches_ratio:.2f} launches, {r.per_round.reads_ratio:.2f} host reads"
+    )
+    return (
+        f"{r.artifact} on {r.target}: {r.machine}{threads}"
+        f"{', pinned to one core' if r.pinned else ''}\n"
+        f"context {r.context_tokens} tokens, {r.new_tokens} new tokens, {r.repeat_count} repeats\n"
+        f"{_floor(r.floor)}\n"
+        f"rounds: {r.rounds_run}; counted a round: {per_round}"
+    )
+
+
+def _floor(floor: Floor) -> str:
+    if floor.cached_gb_s is None or floor.matmul_gflop_s is None or floor.cache_bytes is None:
+        return f"floor: memory {floor.memory_gb_s:,.1f} GB/s"
     fits = (
         f"weights ({_size(floor.weights_bytes)}) and arena ({_size(floor.arena_bytes)}) fit the "
         f"last cache ({_size(floor.cache_bytes)}): the floor is the cached copy"
@@ -38,9 +80,6 @@ def _head(r: BenchResult) -> str:
         else f"weights ({_size(floor.weights_bytes)}) are streamed from memory"
     )
     return (
-        f"{r.artifact} on {r.target}: {r.cpu}, {r.threads_count} thread"
-        f"{', pinned to one core' if r.pinned else ''}\n"
-        f"context {r.context_tokens} tokens, {r.new_tokens} new tokens, {r.repeat_count} repeats\n"
         f"floor: memory {floor.memory_gb_s:.1f} GB/s, cached {floor.cached_gb_s:.1f} GB/s, "
         f"float32 matrix product {floor.matmul_gflop_s:.0f} Gflop/s\n{fits}"
     )
@@ -55,7 +94,8 @@ def _programs(r: BenchResult) -> str:
         median, least, most = (
             sum(getattr(p.time, f"{k}_ms") for p in rest) for k in ("median", "min", "max")
         )
-        rows.append(["rest", "", str(len(rest)), f"{median:.4f}", f"{least:.4f}", f"{most:.4f}",
+        count = str(sum(p.launches_count for p in rest))
+        rows.append(["rest", "", count, f"{median:.4f}", f"{least:.4f}", f"{most:.4f}",
                      _size(sum(p.bytes for p in rest)), "", "", "", "", ""])  # fmt: skip
     return table(head, rows)
 
@@ -67,6 +107,47 @@ def _program(p: ProgramResult) -> list[str]:
         f"{t.max_ms:.3f}", _size(p.bytes), f"{p.bandwidth_gb_s:.1f}", f"{p.flops / 1e6:.1f}",
         f"{p.compute_gflop_s:.1f}", f"{p.floor_ms:.3f}", f"{p.over_floor_ratio:.2f}",
     ]  # fmt: skip
+
+
+def _kernels(r: BenchResult) -> Iterator[str]:
+    """One table a program, slowest kernel first; what takes less than 1% is one line."""
+    whole = {(p.name, p.rows_count): p.time.median_ms for p in r.programs}
+    for (program, rows), found in groupby(r.kernels, lambda k: (k.program, k.rows_count)):
+        members = list(found)
+        total = sum(k.time_ms for k in members)
+        small = [k for k in members if k.time_ms < total / 100]
+        head = (f"kernel of {program}, {rows} row{'' if rows == 1 else 's'}", "of", "launches",
+                "us each", "ms", "moves", "GB/s", "of floor")  # fmt: skip
+        lines = [_kernel(k) for k in members if k not in small]
+        lines += [_kernel_sum(f"{len(small)} smaller", small)] if small else []
+        lines.append(_kernel_sum("sum", members))
+        yield table(head, lines) + f"\nas one graph: {whole[program, rows]:.3f} ms"
+
+
+def _kernel_sum(name: str, members: Sequence[KernelResult]) -> list[str]:
+    return [name, "", str(sum(k.launches_count for k in members)), "",
+            f"{sum(k.time_ms for k in members):.3f}", _size(sum(k.bytes for k in members)),
+            "", ""]  # fmt: skip
+
+
+def _kernel(k: KernelResult) -> list[str]:
+    speeds = [f"{k.bandwidth_gb_s:,.0f}", f"{k.floor_share_ratio:.0%}"] if k.bytes else ["", ""]
+    return [k.name, k.of, str(k.launches_count), f"{k.launch_us:.2f}", f"{k.time_ms:.3f}",
+            _size(k.bytes), *speeds]  # fmt: skip
+
+
+def _contexts(r: BenchResult) -> str:
+    head = ("other contexts", "", "time ms", "min", "max", "x short", "x plain", "floor ms",
+            "x floor")  # fmt: skip
+    rows = [
+        [f"{c.context_tokens:,} tokens",
+         c.sequence if c.sequence == "plain" else f"depth {c.depth_tokens}",
+         f"{c.time.median_ms:.3f}", f"{c.time.min_ms:.3f}", f"{c.time.max_ms:.3f}",
+         f"{c.growth_ratio:.3f}", f"{c.plain_ratio:.2f}", f"{c.floor_ms:.3f}",
+         f"{c.over_floor_ratio:.2f}"]
+        for c in r.contexts
+    ]  # fmt: skip
+    return table(head, rows)
 
 
 def _rounds(r: BenchResult) -> str:

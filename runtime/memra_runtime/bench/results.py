@@ -45,6 +45,46 @@ class RoundResult:
 
 
 @dataclass(frozen=True)
+class KernelResult:
+    """All launches of one kernel in a program, alone. `of` is the weight it reads first, if any."""
+
+    program: str
+    rows_count: int
+    name: str
+    of: str
+    launches_count: int
+    time_ms: float
+    launch_us: float
+    bytes: int
+    bandwidth_gb_s: float
+    floor_share_ratio: float
+
+
+@dataclass(frozen=True)
+class ContextResult:
+    """One sequence at another length of context: `plain`, or a round of `depth_tokens` drafts."""
+
+    context_tokens: int
+    sequence: str
+    depth_tokens: int
+    time: Times
+    floor_ms: float
+    over_floor_ratio: float
+    #: Against the plain step at this context.
+    plain_ratio: float
+    #: Against the same sequence at the context of all other tables.
+    growth_ratio: float
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What a round costs the host, as counted: graph launches (CUDA) or calls (CPU), and reads."""
+
+    launches_ratio: float
+    reads_ratio: float
+
+
+@dataclass(frozen=True)
 class Fit:
     """round(k) = plain + fixed + per_draft * k, by least squares over the depths from 1."""
 
@@ -86,7 +126,7 @@ class BenchResult:
 
     artifact: str
     target: str
-    cpu: str
+    machine: str
     pinned: bool
     threads_count: int
     context_tokens: int
@@ -101,17 +141,31 @@ class BenchResult:
     streams: tuple[StreamResult, ...]
     prompt_tok_s: float
     plain_step_ms: float
+    #: How a round runs here, in the device's words, and what it was counted to take.
+    rounds_run: str
+    per_round: Counted
+    #: CUDA only.
+    kernels: tuple[KernelResult, ...] = ()
+    #: The lengths that were asked for.
+    contexts: tuple[ContextResult, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
     def table(self) -> Iterator[tuple[str, str, str, float]]:
         """Every number as (section, item, quantity, value): the lines of the CSV file."""
-        parts: list[tuple[str, str, Any]] = [("floor", "", self.floor), ("fit", "", self.fit)]
+        parts: list[tuple[str, str, Any]] = [
+            ("floor", "", self.floor), ("fit", "", self.fit), ("per round", "", self.per_round),
+        ]  # fmt: skip
         parts += [("program", f"{p.name} x{p.rows_count}", p) for p in self.programs]
         parts += [("round", f"depth {r.depth_tokens}", r) for r in self.rounds]
         parts += [("forced", f"accepted {f.accepted_tokens}", f) for f in self.forced]
         parts += [("stream", s.mode, s) for s in self.streams]
+        parts += [("kernel", f"{k.program} {k.name}", k) for k in self.kernels]
+        parts += [
+            ("context", f"{c.context_tokens} {c.sequence} {c.depth_tokens}", c)
+            for c in self.contexts
+        ]
         yield "prompt", "", "speed_tok_s", self.prompt_tok_s
         for section, item, record in parts:
             for name, value in _numbers(dataclasses.asdict(record)):

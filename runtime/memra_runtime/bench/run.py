@@ -6,15 +6,18 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from memra_runtime.bench.measure import cpu_name, measure_floor, quiet_core
-from memra_runtime.bench.results import BenchResult, StreamResult
+from memra_runtime.bench.kernels import kernel_results
+from memra_runtime.bench.measure import measure_floor, quiet_core
+from memra_runtime.bench.results import BenchResult, KernelResult, StreamResult
 from memra_runtime.bench.rounds import (
     RoundClock,
+    context_results,
     fit_rounds,
     forced_results,
     program_results,
     round_result,
 )
+from memra_runtime.bench.timers import KernelTimer, timer_for
 from memra_runtime.errors import fail
 from memra_runtime.model import Model
 from memra_runtime.session import Policy, Session
@@ -22,7 +25,10 @@ from memra_runtime.session import Policy, Session
 
 @dataclass(frozen=True)
 class Options:
-    """What a bench may be told. No depths: 0, 1, 3 and 5 as far as compiled, and the largest."""
+    """What a bench may be told. No depths: 0, 1, 3 and 5 as far as compiled, and the largest.
+
+    `contexts` are other numbers of committed tokens at which to time rounds as well.
+    """
 
     ids: tuple[int, ...]
     max_new: int = 128
@@ -30,6 +36,7 @@ class Options:
     repeat: int = 50
     stream_repeat: int = 7
     threads: int = 1
+    contexts: tuple[int, ...] = ()
 
 
 def run_bench(
@@ -37,33 +44,55 @@ def run_bench(
 ) -> BenchResult:
     """Measure floor, programs, rounds, and whole generations. Raises: MemraError."""
     say = tell or (lambda _label, _text: None)
-    policy = Policy.of(model.manifest)
+    manifest, policy = model.manifest, Policy.of(model.manifest)
     depths = chosen_depths(options.depths, policy)
     session = Session(model.device, policy)
     # behind the prompt there must be room for the widest program
-    widest = max(p.rows for p in model.manifest.programs)
+    widest = max(p.rows for p in manifest.programs)
     session.prime(options.ids, max(options.max_new, widest + 2))
-    with quiet_core() as core:
+    check_contexts(options.contexts, session.capacity - policy.cap - 1)
+    timer = timer_for(model.device)
+    with quiet_core(pin=manifest.target == "cpu") as core:
         say("bench", "floor of this machine")
-        floor = measure_floor(model.manifest)
+        floor = measure_floor(manifest, timer.copy_gb_s())
         say("bench", f"{len(depths) + 1} ways to generate, {options.stream_repeat} times each")
         tokens, streams, prompt_speed = measure_streams(model, options, depths)
         say("bench", f"rounds and programs, {options.repeat} times each")
         session.policy = policy.fixed(policy.cap)
         session.prime(options.ids)
-        clock = RoundClock(session)
+        clock = RoundClock(session, timer)
         clock.sweep(options.repeat)
         prefill = clock.prefill([tokens[0]] * 64, options.repeat)
         forced = forced_results(clock, clock.forced(tokens, options.repeat))
+        per_round = clock.counted()
+        programs = program_results(clock, prefill, manifest, floor)
+        rounds, fit = tuple(round_result(clock, k, floor) for k in depths), fit_rounds(clock)
+        kernels: tuple[KernelResult, ...] = ()
+        if isinstance(timer, KernelTimer):
+            say("bench", "each kernel alone")
+            kernels = kernel_results(manifest, timer, floor, clock.context, clock.verifying)
+        if options.contexts:
+            say("bench", f"{len(options.contexts)} other lengths of context")
+        contexts = context_results(clock, options.contexts, depths, options.repeat, floor)
     times = [f.time.median_ms for f in forced]
     return BenchResult(
-        model.manifest.name, model.manifest.target, cpu_name(), core is not None, options.threads,
-        len(options.ids), options.max_new, options.repeat, floor,
-        program_results(clock, prefill, model.manifest, floor),
-        tuple(round_result(clock, k, floor) for k in depths),
-        fit_rounds(clock), forced, (max(times) - min(times)) / statistics.median(times),
-        streams, prompt_speed, clock.plain().median_ms,
+        manifest.name, manifest.target, timer.name, core is not None, options.threads,
+        len(options.ids), options.max_new, options.repeat, floor, programs, rounds, fit, forced,
+        (max(times) - min(times)) / statistics.median(times), streams, prompt_speed,
+        clock.plain().median_ms, model.device.runs("round"), per_round, kernels, contexts,
     )  # fmt: skip
+
+
+def check_contexts(contexts: Sequence[int], most: int) -> None:
+    """Refuse lengths behind which no round fits. Raises: MemraError."""
+    wrong = [n for n in contexts if not 0 < n <= most]
+    if wrong:
+        fail(
+            "context-full",
+            f"there is no room for a round behind {wrong[0]:,} tokens of context",
+            "--context",
+            hints=(f"give 1 to {most:,}, or raise `runtime.max_context` and compile again",),
+        )
 
 
 def chosen_depths(given: Sequence[int], policy: Policy) -> tuple[int, ...]:

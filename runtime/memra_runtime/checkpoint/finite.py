@@ -7,6 +7,8 @@ q4_k tensor needs 4 of its 144 bytes looked at.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from os import cpu_count
 
 import numpy as np
 
@@ -61,8 +63,13 @@ def find_nonfinite(checkpoint: Checkpoint, info: TensorInfo) -> str | None:
 
 
 def check_finite(checkpoint: Checkpoint, tensors: Iterable[TensorInfo]) -> None:
-    """Look at every given tensor. Raises: MemraError listing each that is not finite."""
-    found = [what for info in tensors if (what := find_nonfinite(checkpoint, info))]
+    """Look at every given tensor. Raises: MemraError listing each that is not finite.
+
+    This reads the whole file, mostly waiting for its pages, so several threads share it.
+    """
+    with ThreadPoolExecutor(min(8, cpu_count() or 1)) as pool:
+        looked = pool.map(lambda info: find_nonfinite(checkpoint, info), tensors)
+        found = [what for what in looked if what]
     if found:
         hints = ("the file is damaged or was quantised wrongly; fetch or quantise it again",)
         place = str(checkpoint.path)

@@ -60,6 +60,14 @@ VerboseOption = Annotated[
         help="Tell more on stderr; -vv also shows the traceback of a mistake in memra.",
     ),
 ]
+StrictOption = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="Fail unless every round runs as one launch: a graph of the whole round on a GPU, "
+        "one call on `cpu`.",
+    ),
+]
 ArtifactArgument = Annotated[
     Path,
     typer.Argument(
@@ -180,15 +188,21 @@ def require_compiler() -> None:
 
 
 def resolve_artifact(
-    path: Path, weights: Path | None, draft: Path | None, cache: Path, quiet: bool
+    path: Path,
+    weights: Path | None,
+    draft: Path | None,
+    cache: Path,
+    quiet: bool,
+    compiling: Sequence[str] = (),
 ) -> tuple[Path, Path, Path]:
     """Return the artifact's folder and the weights of target and drafter, compiling a spec first.
 
-    The compiler runs in a process of its own, so the runtime never imports it.
+    `compiling` are more options for memra-compile. The compiler runs in a process of its own, so
+    the runtime never imports it.
     Raises: MemraError; SystemExit where the compiler has already said what is wrong.
     """
     if path.suffix in (".yaml", ".yml") and not path.is_dir():
-        return _compile(path, weights, draft, cache, quiet)
+        return _compile(path, weights, draft, cache, quiet, compiling)
     if not path.exists():
         fail(
             "artifact",
@@ -221,7 +235,12 @@ def resolve_artifact(
 
 
 def _compile(
-    spec: Path, weights: Path | None, draft: Path | None, cache: Path, quiet: bool
+    spec: Path,
+    weights: Path | None,
+    draft: Path | None,
+    cache: Path,
+    quiet: bool,
+    more: Sequence[str],
 ) -> tuple[Path, Path, Path]:
     import hashlib
     import json
@@ -229,12 +248,13 @@ def _compile(
 
     require_compiler()
     given = {"--weights": weights, "--draft": draft}
-    # one folder a combination of spec and weights: two that take turns do not undo each other
-    identity = "\n".join(str(p and p.resolve()) for p in (spec, *given.values()))
+    # one folder a combination of spec, weights and options: two that take turns do not undo each
+    # other
+    identity = "\n".join([*(str(p and p.resolve()) for p in (spec, *given.values())), *more])
     key = hashlib.sha256(identity.encode()).hexdigest()[:8]
-    folder = cache / "artifacts" / f"{spec.stem}-{key}.cpu.memra"
+    folder = cache / "artifacts" / f"{spec.stem}-{key}.memra"
     command: list[str] = [sys.executable, "-m", "memra_compiler.cli.compile", str(spec)]
-    command += ["-o", str(folder), "--cache", str(cache), "--json", "--need-weights"]
+    command += ["-o", str(folder), "--cache", str(cache), "--json", "--need-weights", *more]
     for option, file in given.items():
         command += [option, str(file)] if file is not None else []
     command += ["--quiet"] if quiet else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,13 +27,49 @@ from memra_runtime.cli.prompts import Prompt, read_prompt
 from memra_runtime.errors import fail
 
 if TYPE_CHECKING:
-    from memra_runtime.model import Model
+    from memra_runtime.model import Opened
 
-#: Tokens of the built-in prompt.
-_PROMPT_TOKENS = 128
+
+@dataclass(frozen=True)
+class Defaults:
+    """What is measured unless an option says otherwise."""
+
+    prompt_tokens: int
+    max_new: int
+    repeat: int
+    stream_repeat: int
+
+
+#: By kind of target. A GPU's times vary little, and its models are large: fewer repeats do.
+DEFAULTS = {"cpu": Defaults(128, 128, 50, 7), "cuda": Defaults(512, 64, 20, 2)}
 
 TargetOption = Annotated[
-    str, typer.Option("--target", metavar="T", help="The device to measure; `cpu`.")
+    str | None,
+    typer.Option(
+        "--target",
+        metavar="T",
+        show_default=False,
+        help="What to compile a spec for: `cpu` (the default) or `cuda:sm_90a`. An artifact has "
+        "its target.",
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="PATH=VALUE",
+        show_default=False,
+        help="Change a value of the spec before it is compiled; may be repeated.",
+    ),
+]
+ContextOption = Annotated[
+    str | None,
+    typer.Option(
+        "--context",
+        metavar="64,16384",
+        show_default=False,
+        help="Also time plain steps and rounds with these numbers of tokens in the caches.",
+    ),
 ]
 PromptOption = Annotated[
     str | None,
@@ -40,7 +77,7 @@ PromptOption = Annotated[
         "--prompt",
         metavar="TEXT",
         show_default=False,
-        help="The text to continue. Default: a built-in one of 128 tokens.",
+        help="The text to continue. Default: a built-in one of 128 tokens (GPU: 512).",
     ),
 ]
 IdsOption = Annotated[
@@ -53,7 +90,14 @@ IdsOption = Annotated[
     ),
 ]
 MaxNewOption = Annotated[
-    int, typer.Option("--max-new", min=2, metavar="N", help="Tokens of each generation.")
+    int | None,
+    typer.Option(
+        "--max-new",
+        min=2,
+        metavar="N",
+        show_default="128, on a GPU 64",
+        help="Tokens of each generation.",
+    ),
 ]
 DepthsOption = Annotated[
     str | None,
@@ -65,7 +109,14 @@ DepthsOption = Annotated[
     ),
 ]
 RepeatOption = Annotated[
-    int, typer.Option("--repeat", min=1, metavar="N", help="Times each round is measured.")
+    int | None,
+    typer.Option(
+        "--repeat",
+        min=1,
+        metavar="N",
+        show_default="50, on a GPU 20",
+        help="Times each round is measured.",
+    ),
 ]
 ThreadsOption = Annotated[
     int, typer.Option("--threads", min=1, metavar="N", help="Threads; programs for `cpu` use 1.")
@@ -89,12 +140,14 @@ def bench(
     artifact: ArtifactArgument,
     weights: WeightsOption = None,
     draft: DraftOption = None,
-    target: TargetOption = "cpu",
+    target: TargetOption = None,
+    overrides: SetOption = None,
     prompt: PromptOption = None,
     ids: IdsOption = None,
-    max_new: MaxNewOption = 128,
+    max_new: MaxNewOption = None,
     depths: DepthsOption = None,
-    repeat: RepeatOption = 50,
+    context: ContextOption = None,
+    repeat: RepeatOption = None,
     threads: ThreadsOption = 1,
     csv: CsvOption = None,
     plot: PlotOption = None,
@@ -106,30 +159,41 @@ def bench(
     """Measure where the time of a round goes, beside what this machine allows.
 
     Times every program (draft step, verify at each row count, plain step, a chunk of the prompt)
-    with the bytes it must move; every round as draft, verify, rest and gaps, with the acceptance
-    at which it breaks even; rounds with forced acceptance; and whole generations, plain and
-    speculative. The meaning of each number is printed below the tables. A generation that gives
-    another text than plain decoding ends the bench with an error.
+    with the bytes it must move; on a GPU also every kernel; every round as draft, verify, rest and
+    gaps, with the acceptance at which it breaks even; rounds with forced acceptance; and whole
+    generations, plain and speculative. The meaning of each number is printed below the tables. A
+    generation that gives another text than plain decoding ends the bench with an error.
 
-    Everything runs on one core. A ratio of two numbers of one run is worth more than either.
+    On the CPU everything runs on one core. A ratio of two numbers of one run is worth more than
+    either.
     """
-    if target != "cpu":
-        fail("target", f"`{target}` is not a target of this memra", "--target",
-             hints=("targets: cpu",))  # fmt: skip
     if threads != 1:
         fail("threads", f"programs for `cpu` run on one thread, not {threads}", "--threads")
-    chosen = _depths(depths)
+    chosen = _numbers(depths, "draft depth", "--depths", "0,1,3,5")
+    contexts = _numbers(context, "number of tokens", "--context", "64,16384")
     given = None if prompt is None and ids is None else read_prompt(prompt, None, None, ids)
     from memra_runtime.bench import Options, run_bench
     from memra_runtime.bench.files import require_plot, write_csv, write_plot
     from memra_runtime.bench.report import render
-    from memra_runtime.model import load_model
+    from memra_runtime.cli.loading import load_reported
+    from memra_runtime.model import open_model
 
     if plot is not None:
         require_plot()
-    model = load_model(*resolve_artifact(artifact, weights, draft, cache, quiet))
-    options = Options(_prompt_ids(model, given), max_new, chosen, repeat, threads=threads)
-    result = run_bench(model, options, teller(quiet))
+    compiling = ["--target", target or "cpu"]
+    compiling += [word for pair in overrides or () for word in ("--set", pair)]
+    tell = teller(quiet)
+    opened = open_model(
+        *resolve_artifact(artifact, weights, draft, cache, quiet, compiling),
+        odd=lambda error: tell("odd", f"{error.diagnostics[0].message}; only speed is measured"),
+    )
+    _check_target(opened, target, overrides, artifact)
+    defaults = DEFAULTS[opened.manifest.target.partition(":")[0]]
+    options = Options(
+        _prompt_ids(opened, given, defaults.prompt_tokens), max_new or defaults.max_new, chosen,
+        repeat or defaults.repeat, defaults.stream_repeat, threads, contexts,
+    )  # fmt: skip
+    result = run_bench(load_reported(opened, quiet), options, tell)
     print(json.dumps(result.to_json(), indent=1) if as_json else render(result))
     if csv is not None:
         write_csv(result, csv)
@@ -137,23 +201,36 @@ def bench(
         write_plot(result, plot)
 
 
-def _prompt_ids(model: Model, prompt: Prompt | None) -> tuple[int, ...]:
+def _check_target(
+    opened: Opened, target: str | None, overrides: list[str] | None, artifact: Path
+) -> None:
+    """Refuse options for compiling that contradict what is compiled already."""
+    has = opened.manifest.target
+    if target not in (None, has):
+        fail("target", f"the artifact was compiled for `{has}`, not for `{target}`",
+             f"--target {target}", hints=("give the spec, to compile it for another",))  # fmt: skip
+    if overrides and artifact.is_dir():
+        fail("set", "an artifact is compiled: its spec can no longer be changed",
+             f"--set {overrides[0]}", hints=("give the spec instead",))  # fmt: skip
+
+
+def _prompt_ids(opened: Opened, prompt: Prompt | None, tokens: int) -> tuple[int, ...]:
     from memra_runtime.check.prompts import long_ids
 
     if prompt is not None:
-        return tuple(prompt.encode(model.tokenizer))
-    context = int(model.manifest.spec["runtime"]["max_context"])
-    return long_ids(model.tokenizer, min(_PROMPT_TOKENS, max(1, context // 4)))
+        return tuple(prompt.encode(opened.tokenizer))
+    context = int(opened.manifest.spec["runtime"]["max_context"])
+    return long_ids(opened.tokenizer, min(tokens, max(1, context // 4)))
 
 
-def _depths(given: str | None) -> tuple[int, ...]:
+def _numbers(given: str | None, what: str, option: str, example: str) -> tuple[int, ...]:
     if given is None:
         return ()
     parts = [part.strip() for part in given.split(",")]
     bad = [part for part in parts if not part.isdecimal()]
     if bad:
-        fail("depth", f"`{bad[0]}` is not a draft depth", f"--depths {given}",
-             hints=("write `--depths 0,1,3,5`",))  # fmt: skip
+        fail(option.removeprefix("--").rstrip("s"), f"`{bad[0]}` is not a {what}",
+             f"{option} {given}", hints=(f"write `{option} {example}`",))  # fmt: skip
     return tuple(map(int, parts))
 
 
@@ -163,7 +240,8 @@ main: Callable[..., Any] = command_line(
     example="""
 memra-bench model_specs/tiny/gemma4_tiny.yaml
 memra-bench model_specs/tiny/gemma4_tiny.yaml --depths 0,2,5 --repeat 20 --csv bench.csv
-memra-bench model_specs/tiny/gemma4_tiny.yaml --prompt "def main():" --json
+memra-bench model_specs/tiny/gemma4_tiny.yaml --target cuda:sm_90a --set runtime.activations=int8
+memra-bench model_specs/tiny/gemma4_tiny.yaml --context 64,1500 --json
 """,
 )
 

@@ -17,6 +17,7 @@ from memra_runtime.cli.app import (
     DraftOption,
     JsonOption,
     QuietOption,
+    StrictOption,
     VerboseOption,
     WeightsOption,
     command_line,
@@ -59,6 +60,7 @@ def check(
     prompt_file: PromptFileOption = None,
     max_new: MaxNewOption = 96,
     quick: QuickOption = False,
+    strict: StrictOption = False,
     cache: CacheOption = DEFAULT_CACHE,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
@@ -80,9 +82,12 @@ def check(
         fail("prompt", "a prompt is empty", "--prompt", hints=("give at least one character",))
     folder, target, drafter = resolve_artifact(artifact, weights, draft, cache, quiet)
     from memra_runtime.check import Options, run_checks
-    from memra_runtime.model import load_model
+    from memra_runtime.cli.loading import load_reported, require_whole
+    from memra_runtime.model import open_model
 
-    model = load_model(folder, target, drafter)
+    model = load_reported(open_model(folder, target, drafter), quiet)
+    if strict:
+        require_whole(model.device)
     report = run_checks(model, Options(tuple(texts), max_new, quick), teller(quiet))
     print(json.dumps(report.to_json(), indent=1) if as_json else report.render())
     if not report.passed:

@@ -17,6 +17,7 @@ from memra_runtime.cli.app import (
     DraftOption,
     JsonOption,
     QuietOption,
+    StrictOption,
     VerboseOption,
     WeightsOption,
     command_line,
@@ -94,6 +95,13 @@ StatsOption = Annotated[
     ),
 ]
 
+EagerOption = Annotated[
+    bool,
+    typer.Option(
+        "--eager", help="On a GPU, launch kernel by kernel instead of whole graphs, to debug."
+    ),
+]
+
 EXAMPLE = """
 memra-run model_specs/tiny/gemma4_tiny.yaml --prompt "The quick brown fox" --max-new 40 --stats
 """
@@ -108,6 +116,8 @@ class Request:
     depth: int | None
     plain: bool
     stats: bool
+    strict: bool
+    eager: bool
 
     def __post_init__(self) -> None:
         if self.max_new is not None and self.max_new < 1:
@@ -116,6 +126,9 @@ class Request:
         if self.plain and self.depth is not None:
             fail("usage", "`--plain` has no drafts, so `--depth` says nothing", "--plain --depth",
                  hints=("give one of the two",))  # fmt: skip
+        if self.eager and self.strict:
+            fail("usage", "`--eager` launches kernel by kernel, which `--strict` forbids",
+                 "--eager --strict", hints=("give one of the two",))  # fmt: skip
 
     @property
     def sequence(self) -> str:
@@ -134,6 +147,8 @@ def run_command(
     depth: DepthOption = None,
     plain: PlainOption = False,
     stats: StatsOption = False,
+    strict: StrictOption = False,
+    eager: EagerOption = False,
     as_json: JsonOption = False,
     cache: CacheOption = DEFAULT_CACHE,
     quiet: QuietOption = False,
@@ -144,16 +159,19 @@ def run_command(
     A spec is compiled first, for the weight files that it names or that are given; the artifact
     is kept in the cache. An artifact needs both `--weights` and `--draft`.
     """
-    request = Request(
-        read_prompt(prompt, prompt_file, chat, ids), max_new, depth, plain, stats
-    )  # fmt: skip
+    given = read_prompt(prompt, prompt_file, chat, ids)
+    request = Request(given, max_new, depth, plain, stats, strict, eager)
     tell = teller(quiet)
     folder, target_file, draft_file = resolve_artifact(path, weights, draft, cache, quiet)
+    from memra_runtime.cli.loading import load_reported, require_whole
     from memra_runtime.cli.run_report import finish_line, memory_line, rounds_line
-    from memra_runtime.model import load_opened, open_model, plan_memory
+    from memra_runtime.model import open_model, plan_memory
     from memra_runtime.session import Policy, Session, check_request
 
     opened = open_model(folder, target_file, draft_file)
+    if eager and opened.manifest.target == "cpu":
+        fail("eager", "an artifact for `cpu` has no graphs to do without", "--eager",
+             hints=("run without `--eager`",))  # fmt: skip
     policy = Policy.of(opened.manifest)
     if request.depth is not None:
         policy = policy.fixed(request.depth)
@@ -166,12 +184,16 @@ def run_command(
     for binding in opened.bindings.values():
         report = binding.report()
         tell("weights", report if verbose else report.splitlines()[0])
-    tell("rounds", rounds_line(opened.manifest.target, policy, request.plain, request.depth))
-    model = load_opened(opened)
+    model = load_reported(opened, quiet, graphs=not eager)
+    how = model.device.runs(request.sequence) + (" (--eager)" if eager else "")
+    tell("rounds", rounds_line(how, policy, request.plain, request.depth))
+    if strict:
+        require_whole(model.device)
     session = Session(model.device, policy, model.tokenizer.eos_ids)
     session.prime(tokens, wanted)
+    before = (model.device.launches, model.device.reads)
     text, produced = generate(model, session, wanted, request, stream=not as_json)
-    measured = measure(session, request, memory)
+    measured = measure(session, request, memory, before)
     if as_json:
         print(json.dumps(answer(opened, session, text, produced, measured), indent=1))
     if request.stats:
@@ -179,6 +201,8 @@ def run_command(
         for label, line in measured.lines():
             say(label, line)
         say("finish", finish_line(session.stats.finish, wanted))
+    if strict:
+        measured.require_whole()
 
 
 def generate(
@@ -190,7 +214,7 @@ def generate(
         out.reconfigure(errors="replace")  # a terminal that cannot show a character shows `?`
     decoder = model.tokenizer.stream()
     pieces, produced = [], []
-    for token in session.generate(max_new, sequence=request.sequence, timed=request.stats):
+    for token in session.generate(max_new, sequence=request.sequence):
         produced.append(token)
         pieces.append(decoder.push(token))
         if stream and pieces[-1]:
@@ -203,13 +227,22 @@ def generate(
     return "".join(pieces), produced
 
 
-def measure(session: Session, request: Request, memory: MemoryPlan) -> RunStats:
-    """Collect the statistics; times a few plain steps if `--stats` asks for it."""
-    from memra_runtime.cli.run_report import run_stats, time_plain_steps
-    from memra_runtime.model import peak_memory
+def measure(
+    session: Session, request: Request, memory: MemoryPlan, before: tuple[int, int]
+) -> RunStats:
+    """Collect the statistics; for `--stats`, time a few more rounds and plain steps.
 
+    `before` are the device's counts of launches and reads when the text began.
+    """
+    from memra_runtime.cli.run_report import Ran, run_stats, split_rounds, time_plain_steps
+    from memra_runtime.model import held_memory
+
+    device = session.device
+    ran = Ran(device.runs(request.sequence), device.launches - before[0], device.reads - before[1])
+    # what is launched kernel by kernel is not what the split would time
+    split = split_rounds(session, request.sequence) if request.stats and device.whole else None
     plain_ms = time_plain_steps(session) if request.stats else None
-    return run_stats(session.stats, plain_ms, peak_memory(), memory.peak)
+    return run_stats(session.stats, ran, split, plain_ms, held_memory(memory), memory.peak)
 
 
 def answer(

@@ -8,36 +8,37 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from memra_runtime.cli.app import size
+from memra_runtime.errors import fail
 from memra_runtime.model import MemoryPlan
 from memra_runtime.session import Policy, Session, Stats
 
-#: Plain steps that are timed at the end of a run, and the longest that may take.
+#: Rounds and plain steps that are timed at the end of a run, and the longest either may take.
+SPLIT_ROUNDS = 8
 PLAIN_STEPS = 8
-PLAIN_SECONDS = 2.0
+TIMING_SECONDS = 2.0
 
 
 def memory_line(plan: MemoryPlan) -> str:
     """What loading will take, and what is free."""
-    free = f" ({size(plan.available)} free)" if plan.available is not None else ""
-    return (
-        f"arena {size(plan.arena)} + weights {size(plan.weights)} + process "
-        f"{size(plan.resident)} = peak {size(plan.peak)}{free}"
-    )
+    parts = f"arena {size(plan.arena)} + weights {size(plan.weights)}"
+    if plan.gpu:
+        staging = f" + {size(plan.staging)} to repack them" if plan.staging else ""
+        need = f"{parts}{staging} = {size(plan.need)} on {plan.gpu}"
+    else:
+        need = f"{parts} + process {size(plan.resident)} = peak {size(plan.peak)}"
+    return need + (f" ({size(plan.available)} free)" if plan.available is not None else "")
 
 
-def rounds_line(target: str, policy: Policy, plain: bool, depth: int | None) -> str:
-    """How rounds run here, or why the drafter is not used."""
+def rounds_line(how: str, policy: Policy, plain: bool, depth: int | None) -> str:
+    """How rounds run here, as the device says it, and how deep; or why nothing is drafted."""
     if plain:
-        return f"{target}: one call a token; the drafter is loaded but not used (--plain)"
+        return f"{how}; the drafter is loaded but not used (--plain)"
     if policy.cap == 0:
-        return (
-            f"{target}: one call a round, depth 0; the drafter is loaded but not used (--depth 0)"
-        )
+        return f"{how}, depth 0; the drafter is loaded but not used (--depth 0)"
     if not policy.adaptive:
-        why = "--depth" if depth is not None else "fixed"
-        return f"{target}: one call a round, depth {policy.cap} ({why})"
+        return f"{how}, depth {policy.cap} ({'--depth' if depth is not None else 'fixed'})"
     least = min(policy.floor_short, policy.floor_deep)
-    return f"{target}: one call a round, depth {least}..{policy.cap} (accepted_plus_one)"
+    return f"{how}, depth {least}..{policy.cap} (accepted_plus_one)"
 
 
 def finish_line(finish: str, wanted: int) -> str:
@@ -51,6 +52,24 @@ def finish_line(finish: str, wanted: int) -> str:
 
 
 @dataclass(frozen=True)
+class Ran:
+    """How the rounds of a text ran: as the device says it, and as counted."""
+
+    how: str
+    launches: int
+    reads: int
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rounds after the end of a text, timed program by program; times are means."""
+
+    rounds: int
+    depth: int
+    round_ms: dict[str, float]
+
+
+@dataclass(frozen=True)
 class RunStats:
     """Measured facts of one run; units are in the names. Acceptance = accepted / drafted."""
 
@@ -61,13 +80,17 @@ class RunStats:
     tokens_per_s: float
     tokens_per_s_with_prompt: float
     rounds: int
+    rounds_ran: str
+    launches: int
+    host_reads: int
     tokens_per_round: float
     drafted_tokens: int
     accepted_tokens: int
     acceptance: float | None
     attempted_by_position: list[int]
     accepted_by_position: list[int]
-    round_ms: dict[str, float]
+    round_ms: float | None
+    split: Split | None
     plain_step_ms: float | None
     break_even_acceptance: float | None
     peak_memory_bytes: int | None
@@ -85,10 +108,10 @@ class RunStats:
             ("speed", f"{alone}, with the prompt {both}"),
             ("prompt", f"{self.prompt_tokens} tokens in {self.prompt_s:.3f} s"),
         ]
-        rows += self._speculation()
+        rows += [("ran", self._ran()), *self._speculation()]
         rows += self._time()
         if self.peak_memory_bytes is not None:
-            rows.append(("memory", f"peak {size(self.peak_memory_bytes)} measured, "
+            rows.append(("memory", f"{size(self.peak_memory_bytes)} measured, "
                                    f"{size(self.stated_peak_memory_bytes)} stated"))  # fmt: skip
         return rows
 
@@ -108,20 +131,37 @@ class RunStats:
         ]
         return [*rows, ("", f"by position (accepted/attempted)  {'   '.join(by_position)}")]
 
+    def _ran(self) -> str:
+        rounds = max(self.rounds, 1)
+        return (
+            f"{self.rounds_ran}: {self.launches / rounds:.2f} launches and "
+            f"{self.host_reads / rounds:.2f} host reads a round, counted"
+        )
+
+    def require_whole(self) -> None:
+        """Refuse rounds that took more than a launch each. Raises: MemraError."""
+        if max(self.launches, self.host_reads) > self.rounds:
+            fail("strict", f"rounds did not run as one launch each: {self._ran()}", "--strict")
+
     def _time(self) -> list[tuple[str, str]]:
-        if not self.round_ms or not self.rounds:
+        if self.round_ms is None:
             return []
-        total = sum(self.round_ms.values())
-        split = ", ".join(f"{name} {spent:.2f}" for name, spent in self.round_ms.items())
-        rows = [("time", f"{total:.2f} ms a round ({split})")]
+        time = f"{self.round_ms:.2f} ms a round"
         if self.plain_step_ms is None:
-            return [*rows, ("", "the plain step could not be timed: no room for more tokens")]
-        rows[0] = ("time", f"{rows[0][1]}; a plain step takes {self.plain_step_ms:.2f} ms")
+            return [("time", time), ("", "no room for more tokens, so no plain step was timed")]
+        rows = [("time", f"{time}; a plain step takes {self.plain_step_ms:.2f} ms")]
+        if self.split is not None:
+            parts = ", ".join(f"{name} {ms:.2f}" for name, ms in self.split.round_ms.items())
+            rows.append(
+                ("", f"{self.split.rounds} more rounds at depth {self.split.depth}, program by "
+                     f"program: {parts}")
+            )  # fmt: skip
         if self.break_even_acceptance is None or self.acceptance is None:
             return rows
         drafts = self.drafted_tokens / self.rounds
         text = (
-            f"a round with {drafts:.2f} drafts takes {total / self.plain_step_ms:.2f} plain steps"
+            f"a round with {drafts:.2f} drafts takes {self.round_ms / self.plain_step_ms:.2f} "
+            "plain steps"
         )
         if self.break_even_acceptance > 1:
             text += ": it cannot pay at any acceptance"
@@ -130,6 +170,30 @@ class RunStats:
             text += f": it breaks even at acceptance {self.break_even_acceptance:.1%}; "
             text += f"at {self.acceptance:.1%} it {pays}"
         return [*rows, ("", text)]
+
+
+def split_rounds(session: Session, sequence: str) -> Split | None:
+    """Time a few rounds after the end of a text, program by program, at its mean depth.
+
+    The text itself runs in whole rounds, which have no seams to time. The session is not to be
+    continued. None where the context has no room for a round.
+    """
+    from memra_runtime.bench.timers import COLUMNS, timer_for
+
+    timer, stats = timer_for(session.device), session.stats
+    depth = round(stats.drafted / stats.rounds) if sequence == "round" and stats.rounds else 0
+    spent = dict.fromkeys(("draft", "verify", "rest"), 0.0)
+    rounds, begin = 0, time.perf_counter()
+    while rounds < SPLIT_ROUNDS and time.perf_counter() - begin < TIMING_SECONDS:
+        if session.position + depth + 1 > session.capacity:
+            break
+        session.device.put({"depth": depth})
+        for program, times in timer.parts(sequence, depth).items():
+            spent[COLUMNS.get(program, "rest")] += sum(times)
+        rounds += 1
+    if not rounds:
+        return None
+    return Split(rounds, depth, {k: 1e3 * s / rounds for k, s in spent.items()})
 
 
 def time_plain_steps(session: Session) -> float | None:
@@ -146,20 +210,20 @@ def time_plain_steps(session: Session) -> float | None:
         start = time.perf_counter()
         session.step("plain")
         spent.append(time.perf_counter() - start)
-        if time.perf_counter() - begin > PLAIN_SECONDS and len(spent) >= 3:
+        if time.perf_counter() - begin > TIMING_SECONDS and len(spent) >= 3:
             break
     return 1e3 * statistics.median(spent)
 
 
-def run_stats(stats: Stats, plain_ms: float | None, peak: int | None, stated: int) -> RunStats:
+def run_stats(
+    stats: Stats, ran: Ran, split: Split | None, plain_ms: float | None, held: int | None,
+    stated: int,
+) -> RunStats:  # fmt: skip
     """Put together what was counted and measured."""
-    rounds = max(stats.rounds, 1)
-    order = ("draft", "verify", "rest")
-    round_ms = {p: 1e3 * stats.phase_s[p] / rounds for p in order if p in stats.phase_s}
+    round_ms = 1e3 * stats.seconds / stats.rounds if stats.rounds else None
     break_even = None
     if plain_ms and stats.drafted and round_ms:
-        ratio = sum(round_ms.values()) / plain_ms
-        break_even = max(0.0, (ratio - 1) * stats.rounds / stats.drafted)
+        break_even = max(0.0, (round_ms / plain_ms - 1) * stats.rounds / stats.drafted)
     return RunStats(
         prompt_tokens=stats.prompt_tokens,
         prompt_s=stats.prompt_s,
@@ -168,6 +232,9 @@ def run_stats(stats: Stats, plain_ms: float | None, peak: int | None, stated: in
         tokens_per_s=_rate(stats.tokens, stats.seconds),
         tokens_per_s_with_prompt=_rate(stats.tokens, stats.seconds + stats.prompt_s),
         rounds=stats.rounds,
+        rounds_ran=ran.how,
+        launches=ran.launches,
+        host_reads=ran.reads,
         tokens_per_round=stats.tokens_per_round,
         drafted_tokens=stats.drafted,
         accepted_tokens=stats.accepted,
@@ -175,9 +242,10 @@ def run_stats(stats: Stats, plain_ms: float | None, peak: int | None, stated: in
         attempted_by_position=stats.attempted_at,
         accepted_by_position=stats.accepted_at,
         round_ms=round_ms,
+        split=split,
         plain_step_ms=plain_ms,
         break_even_acceptance=break_even,
-        peak_memory_bytes=peak,
+        peak_memory_bytes=held,
         stated_peak_memory_bytes=stated,
     )
 

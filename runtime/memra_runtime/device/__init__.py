@@ -15,8 +15,14 @@ class Device(Protocol):
     """
 
     manifest: Manifest
+    #: Tokens of a burst at most: where rounds cannot repeat on the device itself, one round's.
+    burst_tokens: int
     #: The device block as the host sees it between launches.
     state: Any
+    #: Counted since loading: foreign calls (CPU) or graph launches (CUDA).
+    launches: int
+    #: Counted since loading: copies of counters and tokens to the host, which the CPU needs not.
+    reads: int
 
     def plane(self, name: str) -> Any:
         """A plane that indexes, and can be written, like an array."""
@@ -26,6 +32,19 @@ class Device(Protocol):
 
     def launch(self, name: str) -> None:
         """Run a sequence, or one program as `run_NAME`."""
+
+    def start(self, name: str) -> None:
+        """Begin a burst; until `done`, the host may only look at counters and at the ring."""
+
+    def done(self) -> bool:
+        """Whether the burst has ended. The device's errors surface here."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether a round, however deep, is one launch: what `--strict` demands."""
+
+    def runs(self, sequence: str) -> str:
+        """How a sequence (`round`, `plain`) runs here, in a few words for a reader."""
 
     def get(self, counter: str) -> int:
         """A counter of the device block."""

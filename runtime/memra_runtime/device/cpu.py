@@ -41,10 +41,16 @@ def load_library(path: Path) -> Any:
 class CpuDevice:
     """Runs an artifact's programs. Every plane and kept value is a view of the arena."""
 
+    #: A sequence is one function of the library, which runs to its end without the host.
+    whole = True
+    #: The host looks into the arena itself.
+    reads = 0
+
     def __init__(
         self, manifest: Manifest, folder: Path, weights: Sequence[npt.NDArray[np.uint8]]
     ) -> None:
         self.manifest = manifest
+        self.burst_tokens = 1  # a round a call: tokens appear as they are made
         self._weights = list(weights)  # the mapped files must outlive the table
         table = np.zeros((len(weights), _DLTENSOR_WORDS), np.uint64)
         table[:, 0] = [w.ctypes.data for w in weights]
@@ -57,6 +63,7 @@ class CpuDevice:
         self._arguments = tuple(ctypes.c_void_p(a.ctypes.data) for a in (self._arena, table))
         self._planes = {p.id: self._view(p) for p in manifest.planes}
         self.state: npt.NDArray[np.int32] = self._planes["state"]
+        self.launches = 0
 
     def _view(self, place: PlaneEntry | ValueEntry) -> npt.NDArray[Any]:
         dtype = np.dtype(DTYPES[place.dtype])
@@ -81,6 +88,19 @@ class CpuDevice:
         if function is None:
             function = self._functions[name] = self._module[name]
         function(*self._arguments)
+        self.launches += 1
+
+    def runs(self, sequence: str) -> str:
+        """How a sequence runs here."""
+        return f"cpu: one call a {'token' if sequence == 'plain' else 'round'}"
+
+    def start(self, name: str) -> None:
+        """Run a burst to its end."""
+        self.launch(name)
+
+    def done(self) -> bool:
+        """A burst has ended when `start` returns."""
+        return True
 
     def get(self, counter: str) -> int:
         """Read a counter of the device block."""

@@ -2,12 +2,14 @@
 
 Eager mode and captured graphs walk the same launch lists. The host sees the device through a mirror
 of the first planes (counters, batch, ring) that the last node of a sequence refreshes: one launch
-and one small read a round.
+and one small read a round. A burst is one launch for many rounds (`cuda_loop`); the host then reads
+the mirror as often as it likes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import numpy.typing as npt
 from memra_runtime.artifact import LaunchEntry, Manifest, PlaneEntry, ValueEntry, slot
 from memra_runtime.device.cuda_driver import (
     Context,
+    Event,
     Graph,
     Kernel,
     LaunchShape,
@@ -25,10 +28,14 @@ from memra_runtime.device.cuda_driver import (
     PinnedBuffer,
     Stream,
 )
-from memra_runtime.device.cuda_upload import upload_weights
+from memra_runtime.device.cuda_loop import can_loop, capture_burst
+from memra_runtime.device.cuda_upload import Progress, upload_weights
 from memra_runtime.errors import fail
 
 DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "i32": np.int32}
+
+#: Tokens of a burst at most: what an interrupted run has to wait for.
+BURST_TOKENS = 64
 
 #: Planes at the head of the arena that the host mirrors.
 MIRRORED = ("state", "batch", "ring")
@@ -49,7 +56,10 @@ class DevicePlane:
         return self._device.download(self._place)[at]
 
     def __setitem__(self, at: Any, value: Any) -> None:
-        whole = self._device.download(self._place)
+        if at is Ellipsis:  # all of it is written, so nothing need be read
+            whole = np.empty(self.shape, self.dtype)
+        else:
+            whole = self._device.download(self._place)
         whole[at] = value
         self._device.upload(self._place, whole)
 
@@ -77,21 +87,24 @@ class CudaDevice:
         *,
         graphs: bool = True,
         context: Context | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self.manifest = manifest
         self.context = context or Context()
         self._check_capability()
         self.stream = Stream()
         self.graphs = graphs
+        self.loops = graphs and can_loop(self.context)
+        self.burst_tokens = BURST_TOKENS if self.loops else 1
         self._modules = Modules()
         self._functions = self._load(folder)
         self._arena = Memory(manifest.arena_bytes, "allocating the arena")
         self._arena.fill(0)
-        self._weights, addresses = upload_weights(
-            manifest, weights, self._functions, self.context, self.stream
+        self._weights, self._addresses = upload_weights(
+            manifest, weights, self._functions, self.context, self.stream, progress
         )
         self._programs = {
-            name: [self._bind(entry, addresses) for entry in entries]
+            name: [self._bind(entry) for entry in entries]
             for name, entries in manifest.launches.items()
         }
         self._graphs: dict[tuple[str, int], Graph] = {}
@@ -100,6 +113,8 @@ class CudaDevice:
         self._mirror_bytes = last.offset + int(np.prod(last.shape)) * 4
         self._mirror = PinnedBuffer(self._mirror_bytes)
         self.state = self._mirrored(self._places["state"])
+        self._running = ""
+        self._end = Event()
         #: Graph launches and host reads since loading: what a round costs the host.
         self.launches = 0
         self.reads = 0
@@ -132,11 +147,15 @@ class CudaDevice:
             for symbol, size in shared.items()
         }
 
-    def _bind(self, entry: LaunchEntry, weights: Sequence[int]) -> Kernel:
-        pointers = [
-            weights[at] if space == "weight" else self._arena.address + at
-            for space, at in entry.operands
-        ]
+    def _bind(self, entry: LaunchEntry, handles: tuple[int, int] = (0, 0)) -> Kernel:
+        """A launch with its arguments: weights, arena, and handles of conditional nodes."""
+
+        def argument(space: str, at: int) -> int:
+            if space == "graph":
+                return handles[at]
+            return self._addresses[at] if space == "weight" else self._arena.address + at
+
+        pointers = [argument(space, at) for space, at in entry.operands]
         sms = self.context.multiprocessors
         grid = tuple(sms if g == "sms" else int(g) for g in entry.grid)
         shape = LaunchShape(
@@ -198,10 +217,32 @@ class CudaDevice:
         """The bound kernels of a program, in launch order (for benches)."""
         return self._programs[program]
 
+    def refresh(self) -> None:
+        """Wait, and bring the mirror up to date, after kernels that were queued by hand."""
+        self._finish("kernels queued by hand")
+
+    @property
+    def whole(self) -> bool:
+        """Whether a round is one graph launch."""
+        return self.graphs
+
+    def runs(self, sequence: str) -> str:
+        """How a sequence runs here."""
+        if self.loops:
+            return f"graph: {sequence}, repeated on the GPU (one launch a burst)"
+        if self.graphs:
+            return f"graph: {sequence} (one launch and one host read)"
+        return "eager: kernel by kernel, graphs are off"
+
     # -- launching ---------------------------------------------------------------------------------
 
     def launch(self, name: str) -> None:
         """Run a sequence (`round`), or one program as `run_NAME`, and refresh the mirror."""
+        if name in self.manifest.loops:
+            self.start(name)
+            self._end.wait()
+            self.done()
+            return
         depth = self.get("depth")
         if name.startswith("run_"):
             program = name.removeprefix("run_")
@@ -220,6 +261,58 @@ class CudaDevice:
         self.stream.wait(f"running {name} at depth {depth}")
         self.reads += 1
 
+    def start(self, name: str) -> None:
+        """Begin a burst. Without a loop on the GPU, it runs here, round by round."""
+        if not self.loops:
+            self.launch(name.removesuffix("_burst"))
+            while self._goes_on():
+                self.launch(name.removesuffix("_burst"))
+            self._end.record(self.stream)
+            return
+        graph = self._graphs.get((name, 0))
+        if graph is None:
+            graph = self._graphs[(name, 0)] = self._capture_burst(name)
+        graph.launch(self.stream)
+        self._end.record(self.stream)
+        self.launches += 1
+        self._running = name
+
+    def done(self) -> bool:
+        """Whether the burst has ended; until then the mirror is that of some finished round."""
+        if not self._running:
+            return True
+        if not self._end.happened(f"running {self._running}"):
+            return False
+        self._running = ""
+        self.reads += 1
+        return True
+
+    def _goes_on(self) -> bool:
+        """What the op `again` decides on a device that repeats rounds itself."""
+        wanted = self.get("ring_count") < self.get("burst_end") and not self.get("ended")
+        return wanted and self.get("position") < self.get("capacity") and self.get("pending") >= 0
+
+    def _capture_burst(self, name: str) -> Graph:
+        """Record a burst: a round at every depth it may choose, in a loop."""
+        calls = [call for call in self.manifest.sequences[name] if call[0] != "again"]
+        repeats = any(repeat for _, repeat in calls)
+        deepest = int(self.manifest.spec["round"]["depth"]["max"]) if repeats else 0
+        (again,) = self.manifest.launches["again"]
+        ring = self._places["ring"].offset
+
+        def mirror() -> None:
+            size = self._mirror_bytes - ring
+            self.stream.copy_out(self._mirror, self._arena.address + ring, size, ring)
+            self.stream.copy_out(self._mirror, self._arena.address, ring)
+
+        return capture_burst(
+            self.context,
+            self.stream,
+            [partial(self._enqueue_calls, calls, depth) for depth in range(deepest + 1)],
+            lambda loop, depths: self._bind(again, (loop, depths)),
+            mirror,
+        )
+
     def _capture(self, name: str, depth: int) -> Graph:
         """Record a sequence at one depth: all its launches and the copy of the mirror."""
 
@@ -233,15 +326,22 @@ class CudaDevice:
     def _finish(self, name: str) -> None:
         self.stream.copy_out(self._mirror, self._arena.address, self._mirror_bytes)
         self.stream.wait(f"running {name}")
+        self.reads += 1
 
     def _rows(self, program: str, rows: int) -> int:
         return rows if self.manifest.rows_from[program] else 1
 
     def _enqueue(self, sequence: str, depth: int) -> None:
-        rows = self.get("rows") if sequence == "prefill" else depth + 1
-        for program, repeat in self.manifest.sequences[sequence]:
+        if sequence == "prefill":
+            self._enqueue_program("prefill", self._rows("prefill", self.get("rows")))
+            return
+        self._enqueue_calls(self.manifest.sequences[sequence], depth)
+
+    def _enqueue_calls(self, calls: Sequence[tuple[str, str]], depth: int) -> None:
+        """Queue the programs of a round at a depth."""
+        for program, repeat in calls:
             for _ in range(depth if repeat else 1):
-                self._enqueue_program(program, self._rows(program, rows))
+                self._enqueue_program(program, self._rows(program, depth + 1))
 
     def _enqueue_program(self, program: str, rows: int) -> None:
         for kernel in self._programs[program]:

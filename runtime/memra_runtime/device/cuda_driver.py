@@ -50,8 +50,8 @@ class Context:
         if int(error) or ordinal >= count:
             _no_gpu(f"cuInit says {error.name}, {count} devices are visible")
         self.device = call(driver.cuDeviceGet, ordinal)
-        self._handle = call(driver.cuDevicePrimaryCtxRetain, self.device)
-        call(driver.cuCtxSetCurrent, self._handle)
+        self.handle = call(driver.cuDevicePrimaryCtxRetain, self.device)
+        call(driver.cuCtxSetCurrent, self.handle)
         self.name = call(driver.cuDeviceGetName, 128, self.device).decode().strip("\0")
         attribute = driver.CUdevice_attribute
         prefix = "CU_DEVICE_ATTRIBUTE_"
@@ -62,6 +62,8 @@ class Context:
 
         self.capability = (get("COMPUTE_CAPABILITY_MAJOR"), get("COMPUTE_CAPABILITY_MINOR"))
         self.multiprocessors = get("MULTIPROCESSOR_COUNT")
+        #: The newest CUDA the driver knows: 13000 is 13.0.
+        self.driver_version = int(call(driver.cuDriverGetVersion))
 
     def free_memory(self) -> int:
         """Bytes a new allocation may take."""
@@ -124,13 +126,17 @@ class Stream:
     def wait(self, doing: str = "") -> None:
         call(driver.cuStreamSynchronize, self.handle, doing=doing)
 
-    def copy_out(self, out: PinnedBuffer, address: int, size: int) -> None:
-        """Queue a copy to pinned memory."""
-        call(driver.cuMemcpyDtoHAsync, out.address, address, size, self.handle)
+    def copy_out(self, out: PinnedBuffer, address: int, size: int, at: int = 0) -> None:
+        """Queue a copy to pinned memory, to byte `at` of it."""
+        call(driver.cuMemcpyDtoHAsync, out.address + at, address, size, self.handle)
 
     def copy_in(self, address: int, data: PinnedBuffer, size: int) -> None:
         """Queue a copy from pinned memory."""
         call(driver.cuMemcpyHtoDAsync, address, data.address, size, self.handle)
+
+    def copy(self, address: int, source: int, size: int) -> None:
+        """Queue a copy from one place on the device to another."""
+        call(driver.cuMemcpyDtoDAsync, address, source, size, self.handle)
 
     def capture(self, enqueue: Callable[[], None]) -> Graph:
         """Record what `enqueue` puts on this stream as a graph, without running it."""
@@ -157,6 +163,67 @@ class Graph:
         call(driver.cuGraphLaunch, self._executable, stream.handle)
 
 
+class GraphDraft:
+    """A graph under construction: the root, or the body of a conditional node of another."""
+
+    def __init__(self, context: Context, graph: Any = None) -> None:
+        self._context = context
+        self._graph = call(driver.cuGraphCreate, 0) if graph is None else graph
+
+    def condition(self, first: int) -> int:
+        """The handle of a conditional node to be; kernels set its value, which begins as `first`
+        at each launch."""
+        assign = driver.CU_GRAPH_COND_ASSIGN_DEFAULT
+        context = self._context.handle
+        return int(call(driver.cuGraphConditionalHandleCreate, self._graph, context, first, assign))
+
+    def add_while(self, handle: int) -> tuple[Any, list[GraphDraft]]:
+        """Add a node whose body repeats while the condition is not zero."""
+        kinds = driver.CUgraphConditionalNodeType
+        return self._add(kinds.CU_GRAPH_COND_TYPE_WHILE, handle, 1, None)
+
+    def add_switch(
+        self, handle: int, count: int, after: Any = None
+    ) -> tuple[Any, list[GraphDraft]]:
+        """Add a node that runs the body the condition counts to; none where there is no such."""
+        kinds = driver.CUgraphConditionalNodeType
+        return self._add(kinds.CU_GRAPH_COND_TYPE_SWITCH, handle, count, after)
+
+    def _add(self, kind: Any, handle: int, count: int, after: Any) -> tuple[Any, list[GraphDraft]]:
+        params = driver.CUgraphNodeParams()
+        params.type = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
+        params.conditional.handle = handle
+        params.conditional.type = kind
+        params.conditional.size = count
+        params.conditional.ctx = self._context.handle
+        before = [after] if after is not None else []
+        node = call(driver.cuGraphAddNode, self._graph, before, None, len(before), params)
+        bodies = [params.conditional.phGraph_out[i] for i in range(count)]
+        return node, [GraphDraft(self._context, body) for body in bodies]
+
+    def last(self) -> Any:
+        """The only node so far."""
+        nodes, count = call(driver.cuGraphGetNodes, self._graph, 1)
+        if count != 1:
+            raise DeviceError(f"a graph that should have one node has {count}")
+        return nodes[0]
+
+    def capture(self, stream: Stream, enqueue: Callable[[], None], after: Any = None) -> None:
+        """Add what `enqueue` puts on the stream, behind `after` if given."""
+        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        before = [after] if after is not None else []
+        call(driver.cuStreamBeginCaptureToGraph, stream.handle, self._graph, before or None, None,
+             len(before), mode)  # fmt: skip
+        try:
+            enqueue()
+        finally:
+            call(driver.cuStreamEndCapture, stream.handle)
+
+    def finish(self) -> Graph:
+        """Make the root graph ready to launch."""
+        return Graph(self._graph)
+
+
 class Event:
     """A point in a stream's time."""
 
@@ -169,6 +236,14 @@ class Event:
     def wait(self) -> None:
         """Wait until the event has happened."""
         call(driver.cuEventSynchronize, self.handle)
+
+    def happened(self, doing: str = "") -> bool:
+        """Whether it has; raises `DeviceError` if the work before it failed."""
+        error = driver.cuEventQuery(self.handle)[0]
+        if error == driver.CUresult.CUDA_ERROR_NOT_READY:
+            return False
+        call(lambda: (error,), doing=doing)
+        return True
 
     def since(self, earlier: Event) -> float:
         """Seconds from `earlier` to this event, once both have happened."""

@@ -1,12 +1,15 @@
 """Weights to the GPU: streamed through pinned memory, repacked on the device, never held twice.
 
 A tensor is copied in chunks into a staging buffer and repacked from there into its place in the
-slab. While one chunk is on its way, the next is read from the mapped file.
+slab. While one chunk is on its way, the next is read from the mapped file, by several threads: most
+of reading is page faults, of which one thread can take a few gigabytes a second only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from os import cpu_count
 from typing import Any
 
 import numpy as np
@@ -22,17 +25,15 @@ from memra_runtime.device.cuda_driver import (
     PinnedBuffer,
     Stream,
 )
-from memra_runtime.errors import fail
 
 CHUNK_BYTES = 64 << 20
 ALIGN = 256
+#: What one thread copies from a mapped file at a time, and the most threads that do.
+READ_BYTES = 4 << 20
+READERS = min(8, cpu_count() or 1)
 
-#: Told after each tensor: bytes done, bytes in all.
+#: Told before the first tensor and after each: bytes done, bytes in all.
 Progress = Callable[[int, int], None]
-
-
-def _quiet(done: int, total: int) -> None:
-    """Report no progress."""
 
 
 class Uploader:
@@ -45,6 +46,7 @@ class Uploader:
         self._events = [Event(), Event()]
         self._used = [False, False]
         self._turn = 0
+        self._readers = ThreadPoolExecutor(READERS)
 
     def send(self, address: int, data: npt.NDArray[np.uint8]) -> None:
         """Queue a copy of `data` to the device; returns when the file has been read."""
@@ -54,11 +56,22 @@ class Uploader:
             buffer, event = self._buffers[self._turn], self._events[self._turn]
             if self._used[self._turn]:
                 event.wait()  # until the copy that used this buffer is done
-            buffer.bytes[: len(part)] = part
+            self._read(buffer.bytes, part)
             self.stream.copy_in(address + at, buffer, len(part))
             event.record(self.stream)
             self._used[self._turn] = True
             self._turn = 1 - self._turn
+
+    def _read(self, buffer: npt.NDArray[np.uint8], part: npt.NDArray[np.uint8]) -> None:
+        """Copy `part` of a mapped file to the start of `buffer`; NumPy copies without the GIL."""
+        pieces = [
+            slice(at, min(at + READ_BYTES, len(part))) for at in range(0, len(part), READ_BYTES)
+        ]
+        list(self._readers.map(lambda piece: np.copyto(buffer[piece], part[piece]), pieces))
+
+    def close(self) -> None:
+        """End the threads."""
+        self._readers.shutdown()
 
 
 def upload_weights(
@@ -67,44 +80,36 @@ def upload_weights(
     functions: Mapping[str, Any],
     context: Context,
     stream: Stream,
-    progress: Progress = _quiet,
+    progress: Progress | None = None,
 ) -> tuple[Memory, list[int]]:
     """Put every weight on the device in the layout its kernels want; returns slab and addresses.
 
-    Raises: MemraError when the device has too little memory, with the numbers.
+    That there is memory for it was checked by `memra_runtime.model.refuse_memory`.
     """
     repacks = {entry.weight: entry for entry in manifest.repacks}
-    sizes = [entry.device_bytes for entry in manifest.weights]
     offsets, total = [], 0
-    for size in sizes:
+    for entry in manifest.weights:
         offsets.append(total)
-        total += -(-size // ALIGN) * ALIGN
-    staged = [w.nbytes for w, e in zip(weights, manifest.weights, strict=True) if e.id in repacks]
-    staging_bytes = max(staged, default=1)
-    need, free = total + staging_bytes, context.free_memory()
-    if need > free:
-        fail(
-            "memory",
-            f"the weights need {total:,} bytes and {staging_bytes:,} to repack them; "
-            f"{context.name} has {free:,} free",
-            hints=("lower `runtime.max_context`, or use smaller weights",),
-        )
+        total += -(-entry.device_bytes // ALIGN) * ALIGN
     slab = Memory(total, "allocating the weights")
-    staging = Memory(staging_bytes, "allocating the staging buffer")
+    staging = Memory(manifest.staging_bytes, "allocating the staging buffer")
     uploader = Uploader(stream, max(w.nbytes for w in weights))
+    tell = progress or (lambda _done, _total: None)
     done, everything = 0, sum(w.nbytes for w in weights)
-    for entry, data, offset in zip(manifest.weights, weights, offsets, strict=True):
-        flat = data.reshape(-1)
-        repack = repacks.get(entry.id)
-        if repack is None:
-            uploader.send(slab.address + offset, flat)
-        else:
-            uploader.send(staging.address, flat)
-            _repack(repack, functions, context, [staging.address, slab.address + offset]).launch(
-                stream, 1
-            )
-        done += data.nbytes
-        progress(done, everything)
+    tell(done, everything)
+    try:
+        for entry, data, offset in zip(manifest.weights, weights, offsets, strict=True):
+            flat, place = data.reshape(-1), slab.address + offset
+            if repack := repacks.get(entry.id):
+                uploader.send(staging.address, flat)
+                pointers = [staging.address, place]
+                _repack(repack, functions, context, pointers).launch(stream, 1)
+            else:
+                uploader.send(place, flat)
+            done += data.nbytes
+            tell(done, everything)
+    finally:
+        uploader.close()
     stream.wait("uploading the weights")
     return slab, [slab.address + offset for offset in offsets]
 
