@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import ml_dtypes
 import numpy as np
 from gpu_driver import ARCH, Gpu
+from scheduled_bundle import Bundled
 from worst_errors import note
 
 from memra_compiler.ir.types import Sym, TensorType
@@ -37,7 +38,7 @@ class Case:
 
     op: Op
     types: tuple[TensorType, ...]
-    launches: tuple[AnyLaunch, ...]
+    launches: tuple[AnyLaunch | Bundled, ...]
     operands: list[Array]
     planes: tuple[int, ...] = ()
     splits: int = 1

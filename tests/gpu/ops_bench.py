@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from cuda.bindings import driver
 from gpu_driver import Gpu, check
+from scheduled_bundle import Bundled, rendered, scheduled
 
-from memra_compiler.codegen.cuda import compile_cuda, render
+from memra_compiler.codegen.cuda import compile_cuda
 from memra_compiler.ir.types import Sym, TensorType
 from memra_compiler.ops import cuda_attention, cuda_kernels, cuda_state
 from memra_compiler.ops.activation import Concat, GateMul, SoftCap
@@ -29,6 +30,7 @@ from memra_compiler.ops.quantise import Quantise, RMSNormAddQuantise, RMSNormQua
 from memra_compiler.ops.rope import NormRope, RopeAngles
 from memra_runtime.device.cuda_driver import Event, Kernel, LaunchShape, Stream
 
+Make = Callable[..., tuple[AnyLaunch | Bundled, ...]]
 ARCH = ARCHS["sm_90a"]
 PEAK = 4290.0  # GB/s, a device copy
 REPEATS = 60
@@ -43,7 +45,7 @@ class Bench:
     """Launches, their operands (zeros unless an array is given) and the bytes they must move."""
 
     name: str
-    launches: tuple[AnyLaunch, ...]
+    launches: tuple[AnyLaunch | Bundled, ...]
     types: tuple[TensorType, ...]
     rows: int
     bytes: int = 0
@@ -56,8 +58,8 @@ class Bench:
 def benches() -> list[Bench]:
     found: list[Bench] = []
 
-    def add(name: str, make: Callable[..., tuple[AnyLaunch, ...]], op: object, *types: TensorType,
-            rows: int, **more: int) -> None:  # fmt: skip
+    def add(name: str, make: Make, op: object, *types: TensorType, rows: int,
+            **more: int) -> None:  # fmt: skip
         found.append(Bench(name, make(op, ARCH, *types, **more), types, rows))
 
     for bound in (1, 6, 8):
@@ -69,7 +71,7 @@ def benches() -> list[Bench]:
         x, x8, w, one = rows(d), rows(d, dtype="a8"), TensorType((d,)), TensorType((1,))
         at = rows(dtype="i32")
         k = cuda_kernels
-        add(f"rmsnorm T={bound}", RMSNorm.lower_cuda, RMSNorm(), x, w, x, rows=bound)
+        add(f"rmsnorm T={bound}", scheduled, RMSNorm(), x, w, x, rows=bound)
         add(f"rmsnorm_quantise T={bound}", k.rmsnorm_launches, RMSNormQuantise(), x, w, x8,
             rows=bound, splits=1)  # fmt: skip
         for splits in (1, 2, 4):
@@ -82,9 +84,9 @@ def benches() -> list[Bench]:
             rows(f, dtype="a8"), rows=bound, splits=1)  # fmt: skip
         add(f"concat a8 T={bound}", k.concat_launches, Concat(), x, x, rows(2 * d, dtype="a8"),
             rows=bound)  # fmt: skip
-        add(f"rope_angles 512 T={bound}", RopeAngles.lower_cuda, RopeAngles(512, 1e6, 256), at,
+        add(f"rope_angles 512 T={bound}", scheduled, RopeAngles(512, 1e6, 256), at,
             TensorType((256,)), rows(2, 256), rows=bound)  # fmt: skip
-        add(f"concat T={bound}", Concat.lower_cuda, Concat(), x, x, rows(2 * d), rows=bound)
+        add(f"concat T={bound}", scheduled, Concat(), x, x, rows(2 * d), rows=bound)
         for n, head in ((16, 256), (4, 512)):
             q, kv, turns = rows(32 * head), rows(n * head), rows(2, head // 2)
             hw, plane = TensorType((head,)), TensorType((n, 1040, head), "f16")
@@ -93,7 +95,7 @@ def benches() -> list[Bench]:
             add(f"norm_rope {head} T={bound}", k.norm_rope_launches, NormRope(), q, turns, hw, q,
                 rows=bound, splits=1)  # fmt: skip
         logits = rows(262144)
-        add(f"softcap T={bound}", SoftCap.lower_cuda, SoftCap(), logits, logits, rows=bound)
+        add(f"softcap T={bound}", scheduled, SoftCap(), logits, logits, rows=bound)
         argmax = ArgMax((258882, 258883))
         found.append(
             Bench(
@@ -111,7 +113,7 @@ def benches() -> list[Bench]:
     x64 = TensorType((Sym("T", 64), 5376))
     for outputs in (5376, 21504):
         w, out = TensorType((outputs, 5376), "q4_0", "plain"), TensorType((Sym("T", 64), outputs))
-        add(f"linear f32 {outputs}x5376 T=64", Linear.lower_cuda, Linear(), x64, w, out, rows=64)
+        add(f"linear f32 {outputs}x5376 T=64", scheduled, Linear(), x64, w, out, rows=64)
     return found
 
 
@@ -161,7 +163,7 @@ def measure(gpu: Gpu, stream: Stream, bench: Bench) -> float:
 
     functions = []
     for number, launch in enumerate(bench.launches):
-        symbol, source = render(launch, f"bench_{number}")
+        symbol, source = rendered(launch, f"bench_{number}")
         if symbol not in gpu.functions:
             module = check(driver.cuModuleLoadData(compile_cuda(source, symbol, ARCH)))
             function = check(driver.cuModuleGetFunction(module, symbol.encode()))
