@@ -18,7 +18,7 @@ def patched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what the example needs, with the patch applied."""
     copy = tmp_path_factory.mktemp("contributing")
     ignore = shutil.ignore_patterns("__pycache__", "*.gguf")
-    for part in ("memra_compiler", "runtime", "tests/layers", "tests/ops"):
+    for part in ("memra_compiler", "runtime", "schedules", "tests/layers", "tests/ops"):
         shutil.copytree(ROOT / part, copy / part, ignore=ignore)
     for file in ("pyproject.toml", "tests/conftest.py"):
         shutil.copy(ROOT / file, copy / file)
@@ -40,7 +40,8 @@ def test_patch_adds_one_layer_and_one_op() -> None:
 def test_suite_checks_the_new_kind_without_a_list(patched: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-k", "gated_attention or sigmoid_mul",
                "-p", "no:cacheprovider", "tests/layers", "tests/ops"]  # fmt: skip
-    environment = {"PYTHONPATH": f"{patched}:{patched / 'runtime'}", "PATH": "/usr/bin:/bin"}
+    places = ":".join(str(patched / part) for part in ("", "runtime", "schedules"))
+    environment = {"PYTHONPATH": places, "PATH": "/usr/bin:/bin"}
     done = subprocess.run(
         command, cwd=patched, env=environment, capture_output=True, text=True, check=False
     )

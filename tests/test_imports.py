@@ -69,7 +69,7 @@ ONLY_IN = {
                  "memra_compiler.rounds"),
     "yaml": ("memra_compiler.spec", "memra_compiler.cli"),
     "tokenizers": ("memra_runtime.tokenizer",),
-    "tvm_ffi": ("memra_runtime.device",),
+    "tvm_ffi": ("memra_runtime.device", "memra_compiler.codegen"),
     "cuda": ("memra_runtime.device", "memra_compiler.codegen"),
     "torch": (),
     "transformers": (),

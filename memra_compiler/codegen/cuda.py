@@ -1,4 +1,4 @@
-"""The CUDA code generator: Jinja templates rendered to readable CUDA, compiled to cubins by NVRTC.
+"""The CUDA code generator: templates and scheduled functions as readable CUDA, NVRTC's cubins.
 
 No GPU and no CUDA toolkit is needed: the headers come from wheels.
 """
@@ -9,14 +9,14 @@ import hashlib
 import importlib.util
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
-from memra_compiler.ops.cuda import CudaArch, Launch
+from memra_compiler.codegen.scheduled import cuda_text
+from memra_compiler.ops.cuda import AnyLaunch, CudaArch, Scheduled
 from memra_runtime.errors import fail
 
 
@@ -39,16 +39,6 @@ LIBRARY = TEMPLATES / "lib"
 
 class KernelError(Exception):
     """A kernel that does not render or compile: a bug of ours. Carries NVRTC's log."""
-
-
-@dataclass(frozen=True)
-class CompiledLaunch:
-    """A launch with its machine code."""
-
-    launch: Launch
-    symbol: str
-    source: str
-    cubin: bytes
 
 
 def cfloat(value: float) -> str:
@@ -76,14 +66,17 @@ def environment() -> jinja2.Environment:
     return env
 
 
-def render(launch: Launch, name: str, header: str = "") -> tuple[str, str]:
+def render(launch: AnyLaunch, name: str, header: str = "") -> tuple[str, str]:
     """Render a launch; returns its C symbol and its source.
 
     The symbol is `name` and a digest of the text, so that equal kernels are one. The header
     comment stays out of the digest.
     """
-    template = environment().get_template(launch.template)
-    text = template.render(symbol="KERNEL_SYMBOL", **launch.variables())
+    if isinstance(launch, Scheduled):
+        text = cuda_text(launch)
+    else:
+        template = environment().get_template(launch.template)
+        text = template.render(symbol="KERNEL_SYMBOL", **launch.variables())
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     symbol = f"{name}_{digest}"
     return symbol, f"{header}{text.replace('KERNEL_SYMBOL', symbol)}"

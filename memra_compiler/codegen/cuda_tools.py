@@ -20,22 +20,13 @@ from memra_compiler.codegen.cuda import (
 )
 from memra_compiler.codegen.kernels import Progress
 from memra_compiler.ir.graph import Module, Node, Program, Weight
-from memra_compiler.ops.cuda import CudaArch, Launch, scratch_bytes
+from memra_compiler.ops.cuda import CudaArch, scratch_bytes
 from memra_compiler.ops.cuda_linear import FORMATS, repack_launches
 from memra_compiler.ops.linear import PRODUCTS
 from memra_runtime.artifact import LaunchEntry, WeightEntry
-from memra_schedules import records
+from memra_schedules import records, rules_digest
 
 log = logging.getLogger("memra.cuda")
-
-
-@dataclass(frozen=True)
-class Rendered:
-    """A launch with its symbol and source."""
-
-    launch: Launch
-    symbol: str
-    source: str
 
 
 def slow_products(module: Module) -> int:
@@ -53,7 +44,7 @@ def slow_products(module: Module) -> int:
 
 @dataclass(frozen=True)
 class CudaTools:
-    """Jinja templates, compiled by NVRTC for one architecture."""
+    """Templates and scheduled functions, compiled by NVRTC for one architecture."""
 
     arch: CudaArch
     cache: KernelCache
@@ -63,7 +54,10 @@ class CudaTools:
         return f"cuda:{self.arch.name}"
 
     def identity(self) -> str:
-        return f"{self.arch} {templates_digest()} {nvrtc_version()} {records(self.arch.name)}"
+        return " ".join(
+            map(str, (self.arch, templates_digest(), rules_digest(), nvrtc_version(),
+                      records(self.arch.name)))
+        )  # fmt: skip
 
     def write(self, module: Module, key: str, folder: Path, progress: Progress) -> Parts:
         weights = list(module.weights)

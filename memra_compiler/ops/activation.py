@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.base import Array, Op, Operand, Sample, expect, op, width
-from memra_compiler.ops.cuda import CudaArch, Launch
+from memra_compiler.ops.cuda import AnyLaunch, CudaArch, Launch
 from memra_compiler.ops.emit import LANES, Buffer, Expr, Kernel
+from memra_compiler.ops.scheduled import TeOperand
+from memra_compiler.ops.te_math import f32, tanh, te, tirx
 
 ACTIVATIONS = ("gelu_tanh", "silu")
 
@@ -111,10 +114,9 @@ class Add(Op):
             total = k.load(x, i * LANES, LANES) + k.load(y, i * LANES, LANES)
             k.store(out, i * LANES, total, LANES)
 
-    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
-        from memra_compiler.ops.cuda_kernels import add_launches
-
-        return add_launches(self, arch, *types, splits=types[1].planes)
+    def compute(self, *operands: TeOperand) -> Any:
+        x, y = (operand.tensor() for operand in operands)
+        return te.compute(x.shape, lambda row, col: x[row, col] + y[row, col], "out")
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:
@@ -150,10 +152,9 @@ class Scale(Op):
             value = k.load(x, i * LANES, LANES) * k.splat(k.floats(s, 0, 1))
             k.store(out, i * LANES, value, LANES)
 
-    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
-        from memra_compiler.ops.cuda_kernels import scale_launches
-
-        return scale_launches(self, arch, *types, splits=types[0].planes)
+    def compute(self, *operands: TeOperand) -> Any:
+        x, s = (operand.tensor() for operand in operands)
+        return te.compute(x.shape, lambda row, col: x[row, col] * s[0], "out")
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:
@@ -191,10 +192,10 @@ class SoftCap(Op):
             squeezed = k.tanh(k.let(k.load(x, i * LANES, LANES) / k.splat(self.cap)))
             k.store(out, i * LANES, squeezed * k.splat(self.cap), LANES)
 
-    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
-        from memra_compiler.ops.cuda_kernels import softcap_launches
-
-        return softcap_launches(self, arch, *types, splits=types[0].planes)
+    def compute(self, *operands: TeOperand) -> Any:
+        (x,) = (operand.tensor() for operand in operands)
+        cap = f32(self.cap)
+        return te.compute(x.shape, lambda row, col: tanh(x[row, col] / cap) * cap, "out")
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:
@@ -234,10 +235,21 @@ class Concat(Op):
                     value = k.load(part, t * size + i * LANES, LANES)
                     k.store(out, t * (a + b) + start + i * LANES, value, LANES)
 
-    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[AnyLaunch, ...]:
+        if types[-1].dtype == "f32":
+            return super().lower_cuda(arch, *types)
         from memra_compiler.ops.cuda_kernels import concat_launches
 
         return concat_launches(self, arch, *types)
+
+    def compute(self, *operands: TeOperand) -> Any:
+        x, y = (operand.tensor() for operand in operands)
+        first, second = (math.prod(operand.type.max_shape[1:]) for operand in operands)
+
+        def joined(row: Any, col: Any) -> Any:
+            return tirx.if_then_else(col < first, x[row, col], y[row, col - first])
+
+        return te.compute((x.shape[0], first + second), joined, "out")
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:

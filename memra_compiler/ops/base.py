@@ -21,8 +21,9 @@ from memra_compiler.ir.errors import OpError
 from memra_compiler.ir.types import Sym, TensorType
 
 if TYPE_CHECKING:
-    from memra_compiler.ops.cuda import CudaArch, Launch
+    from memra_compiler.ops.cuda import AnyLaunch, CudaArch
     from memra_compiler.ops.emit import Buffer, Kernel
+    from memra_compiler.ops.scheduled import TeOperand
 
 Array = npt.NDArray[Any]
 
@@ -109,9 +110,25 @@ class Op:
         """Emit the CPU kernel: operands, then outputs, as flat buffers."""
         raise NotImplementedError
 
-    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
-        """The launches of the CUDA kernel, given the types of operands and outputs."""
-        raise NotImplementedError(f"{self.name} has no CUDA kernel")
+    def compute(self, *operands: TeOperand) -> Any:
+        """The meaning as a TVM tensor expression (several outputs: a tuple), for `lower_cuda`.
+
+        Shapes: `[rows, ...]`; the axes may divide a row's columns further than the type does.
+        """
+        raise NotImplementedError(f"{self.name} has no CUDA kernel: no `compute`, no `lower_cuda`")
+
+    def outputs_of(self, types: int) -> int:
+        """How many of `types`, operands and outputs, are outputs of `compute`."""
+        return 1
+
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[AnyLaunch, ...]:
+        """The launches of the CUDA kernel, given the types of operands and outputs.
+
+        By default TVM schedules what `compute` says.
+        """
+        from memra_compiler.ops.scheduled import scheduled_launches
+
+        return scheduled_launches(self, arch, *types)
 
     def scratch_bytes_cuda(self, arch: CudaArch, *types: TensorType) -> int:
         """Scratch the CUDA launches need, passed as one more pointer after the outputs."""

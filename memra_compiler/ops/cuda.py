@@ -1,4 +1,4 @@
-"""What an op says about its CUDA kernels: templates, their parameters, and how they are launched.
+"""What an op says about its CUDA kernels: templates or scheduled functions, and their launches.
 
 A kernel is `extern "C" __global__ void NAME(int rows, T0* operand0, ..., outputs, float* scratch)`:
 the calling convention of the CPU kernels. Where an op needs several launches, each takes the same
@@ -62,6 +62,41 @@ class Launch:
     def variables(self) -> dict[str, Any]:
         """The template's variables: the fields of `params`."""
         return {f.name: getattr(self.params, f.name) for f in dataclasses.fields(self.params)}
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A pointer that a kernel takes: its C type, its name, and its shape for the reader.
+
+    `header` is that of our library which decodes it, if one must.
+    """
+
+    c_type: str
+    name: str
+    shape: str
+    header: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Scheduled:
+    """One launch of a function that TVM schedules (`ops/scheduled.py`), beside `Launch`.
+
+    `function` is the scheduled TIR, `rule` the rule of `memra_schedules` that made it, `arguments`
+    all that the op's kernels are called with.
+    """
+
+    rule: str
+    function: Any
+    arguments: tuple[Argument, ...]
+    summary: str
+    grid: tuple[int, int, int]
+    block: int
+    shared_bytes: int = 0
+    early: bool = True
+    graph_handles: int = 0
+
+
+AnyLaunch = Launch | Scheduled
 
 
 def cuda_arch(target: str) -> CudaArch | None:

@@ -1,4 +1,4 @@
-"""CUDA launches of the ops that are no matrix products: one function an op.
+"""CUDA launches of the ops that have templates and are no matrix products: one function an op.
 
 Each takes the op, the device, and the types of operands and outputs; an output's type says whether
 it is float rows or tiles of rounded ones. `splits` is how many partial planes the operands that
@@ -7,13 +7,11 @@ come straight from a matrix product have: `[splits][whole tiles of 8 rows][N]`, 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from memra_compiler.ir.types import TensorType
-from memra_compiler.ops.activation import Add, Concat, GateMul, Scale, SoftCap
+from memra_compiler.ops.activation import Concat, GateMul
 from memra_compiler.ops.attention import KvAppend, NormRopeAppend
-from memra_compiler.ops.base import expect
 from memra_compiler.ops.cuda import CudaArch, Launch
 from memra_compiler.ops.cuda_params import (
     VECTOR,
@@ -27,10 +25,10 @@ from memra_compiler.ops.cuda_params import (
     row_format,
     whole_tiles,
 )
-from memra_compiler.ops.norm import RMSNorm, RMSNormAdd
+from memra_compiler.ops.norm import RMSNormAdd
 from memra_compiler.ops.qkv import NormRopeQKV
 from memra_compiler.ops.quantise import Quantise, RMSNormAddQuantise, RMSNormQuantise
-from memra_compiler.ops.rope import NormRope, Rope, RopeAngles
+from memra_compiler.ops.rope import NormRope
 
 #: Warps of a block whose warps work alone.
 WARPS = 4
@@ -57,23 +55,8 @@ class RMSNormParams:
     splits: int
     plane_rows: int
     eps: float
-    weighted: bool
     weight_type: str
     to: str
-
-
-@dataclass(frozen=True)
-class HeadNormParams:
-    """`norm/head_norm.cu.j2`: one warp a head."""
-
-    size: int
-    heads: int
-    warps: int
-    splits: int
-    plane_rows: int
-    eps: float
-    weighted: bool
-    weight_type: str
 
 
 @dataclass(frozen=True)
@@ -94,30 +77,17 @@ class ResidualNormParams:
 
 
 def rmsnorm_launches(
-    op: RMSNorm | RMSNormQuantise,
-    arch: CudaArch,
-    *types: TensorType,
-    splits: int = 1,
+    op: RMSNormQuantise, arch: CudaArch, *types: TensorType, splits: int = 1
 ) -> tuple[Launch, ...]:
-    """Norms of whole rows or, `size`, of heads; float rows or tiles."""
-    x, *weights, out = types
-    weight_type = c_type(op, weights[0]) if weights else "float"
-    plane_rows = whole_tiles(bound(x))
-    size = getattr(op, "size", 0) or columns(x)
-    expect(size % VECTOR == 0, op, f"heads of {size} are no whole vectors of {VECTOR}")
-    if size != columns(x):
-        heads = columns(x) // size
-        params = HeadNormParams(
-            size, heads, WARPS, splits, plane_rows, op.eps, bool(weights), weight_type
-        )
-        grid = (ceil_div(bound(x) * heads, WARPS), 1, 1)
-        return (launch(arch, "norm/head_norm.cu.j2", params, grid, WARPS * WARP),)
+    """Norms of whole rows as tiles of int8 or bf16."""
+    x, weight, out = types
+    size = columns(x)
     threads, vectors = _row_block(size)
-    row = RMSNormParams(
-        size, threads, vectors, splits, plane_rows, op.eps, bool(weights), weight_type,
+    params = RMSNormParams(
+        size, threads, vectors, splits, whole_tiles(bound(x)), op.eps, c_type(op, weight),
         row_format(op, out),
     )  # fmt: skip
-    return (launch(arch, "norm/rmsnorm.cu.j2", row, (output_rows(out), 1, 1), threads),)
+    return (launch(arch, "norm/rmsnorm.cu.j2", params, (output_rows(out), 1, 1), threads),)
 
 
 def rmsnorm_add_launches(
@@ -145,7 +115,7 @@ def rmsnorm_add_launches(
 
 @dataclass(frozen=True)
 class ElementParams:
-    """`elementwise/add.cu.j2`."""
+    """What kernels over the elements of rows know of them."""
 
     size: int
     threads: int
@@ -166,20 +136,6 @@ class GateMulParams(ElementParams):
 
     act: str
     to: str
-
-
-@dataclass(frozen=True)
-class ScaleParams(ElementParams):
-    """`elementwise/scale.cu.j2`."""
-
-    scale_type: str
-
-
-@dataclass(frozen=True)
-class SoftCapParams(ElementParams):
-    """`elementwise/softcap.cu.j2`."""
-
-    cap: float
 
 
 @dataclass(frozen=True)
@@ -226,63 +182,15 @@ def gate_mul_launches(
     return _element_launch(arch, "gate_mul", params, out)
 
 
-def add_launches(
-    op: Add, arch: CudaArch, *types: TensorType, splits: int = 1
-) -> tuple[Launch, ...]:
-    """`splits` are those of y."""
-    params = ElementParams(*_element_params(types[0], splits))
-    return _element_launch(arch, "add", params, types[-1])
-
-
-def scale_launches(
-    op: Scale, arch: CudaArch, *types: TensorType, splits: int = 1
-) -> tuple[Launch, ...]:
-    """Rows times one number."""
-    x, s, out = types
-    params = ScaleParams(*_element_params(x, splits), c_type(op, s))
-    return _element_launch(arch, "scale", params, out)
-
-
-def softcap_launches(
-    op: SoftCap, arch: CudaArch, *types: TensorType, splits: int = 1
-) -> tuple[Launch, ...]:
-    """Logits held softly within the cap."""
-    params = SoftCapParams(*_element_params(types[0], splits), op.cap)
-    return _element_launch(arch, "softcap", params, types[-1])
-
-
 def concat_launches(op: Concat, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
-    """Two rows side by side, as float rows or tiles."""
+    """Two rows side by side as tiles of int8 or bf16."""
     x, y, out = types
     threads = _element_block(columns(out))
     params = ConcatParams(columns(x), columns(y), threads, row_format(op, out))
     return _element_launch(arch, "concat", params, out)
 
 
-# -- rotary positions and caches -------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class RopeAnglesParams:
-    """`rope/rope_angles.cu.j2`."""
-
-    head_dim: int
-    rotated: int
-    threads: int
-    exponent_step: str
-    factored: bool
-    factor_type: str
-
-
-@dataclass(frozen=True)
-class RopeParams:
-    """`rope/rope.cu.j2`: one warp a head."""
-
-    head_dim: int
-    heads: int
-    warps: int
-    splits: int
-    plane_rows: int
+# -- heads and caches ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -349,32 +257,8 @@ class KvAppendParams:
     kv_type: str
 
 
-def rope_angles_launches(op: RopeAngles, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
-    """Cosines and sines of each row's position."""
-    positions, *factors, _ = types
-    pairs = op.head_dim // 2
-    threads = min(128, ceil_div(pairs, WARP) * WARP)
-    params = RopeAnglesParams(
-        op.head_dim, op.rotated, threads, repr(-2.0 / op.head_dim * math.log(op.base)),
-        bool(factors), c_type(op, factors[0]) if factors else "float",
-    )  # fmt: skip
-    grid = (ceil_div(pairs, threads), bound(positions), 1)
-    return (launch(arch, "rope/rope_angles.cu.j2", params, grid, threads),)
-
-
 def _head_grid(units: int) -> tuple[int, int, int]:
     return ceil_div(units, WARPS), 1, 1
-
-
-def rope_launches(
-    op: Rope, arch: CudaArch, *types: TensorType, splits: int = 1
-) -> tuple[Launch, ...]:
-    """Heads turned by the angles of their row."""
-    x, angles, _ = types
-    head_dim = columns(angles)
-    heads = columns(x) // head_dim
-    params = RopeParams(head_dim, heads, WARPS, splits, whole_tiles(bound(x)))
-    return (launch(arch, "rope/rope.cu.j2", params, _head_grid(bound(x) * heads), WARPS * WARP),)
 
 
 def norm_rope_launches(

@@ -300,6 +300,11 @@ def weight_layout(arch: CudaArch, type: TensorType) -> str:
     return "tiles16" if tiles and format.classes else "plain"
 
 
+def reads_tiles(arch: CudaArch, x: TensorType, w: TensorType) -> bool:
+    """Whether products of `x` read `w` in tiles; all others read it as stored."""
+    return weight_layout(arch, w) == "tiles16" and _x_class(x) in FORMATS[w.dtype].classes
+
+
 def repack_launches(arch: CudaArch, type: TensorType) -> tuple[Launch, int]:
     """The launch `(rows unused, stored, repacked)` that runs once at load, and the bytes it writes.
 
@@ -338,8 +343,7 @@ class Product:
     def tiles(self, index: int) -> bool:
         """Whether weight `index` has a tensor-core kernel for these activations."""
         w = self.weights[index]
-        classes = FORMATS[w.dtype].classes
-        return weight_layout(self.arch, w) == "tiles16" and _x_class(self.x) in classes
+        return w.layout != "plain" and reads_tiles(self.arch, self.x, w)
 
     @property
     def meet(self) -> bool:
@@ -498,13 +502,16 @@ def plain_launch(p: Product, index: int) -> Launch:
 def embed_launches(
     arch: CudaArch, rows: int, table: TensorType, scale: float
 ) -> tuple[Launch, ...]:
-    """The launch `(rows, ids, table, out)` for up to `rows` ids; the table as `weight_layout`."""
+    """The launch `(rows, ids, table, out)` for up to `rows` ids.
+
+    The table lies as `weight_layout` says, unless its type says `plain`.
+    """
     outputs, inputs = table.max_shape
     format = FORMATS[table.dtype]
     params = EmbedParams(
         format=format.struct,
         header=format.header,
-        tiled=weight_layout(arch, table) == "tiles16",
+        tiled=weight_layout(arch, table) == "tiles16" and table.layout != "plain",
         inputs=inputs,
         outputs=outputs,
         row_bytes=table.row_bytes,

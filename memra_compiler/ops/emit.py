@@ -18,7 +18,7 @@ from typing import Any
 from memra_compiler.ir.types import BLOCKS, TensorType
 
 
-class _Lazy:
+class Lazy:
     """A module that is imported on first use: reading an op must not start TVM (a second)."""
 
     def __init__(self, name: str) -> None:
@@ -28,7 +28,7 @@ class _Lazy:
         return getattr(importlib.import_module(self._name), attribute)
 
 
-ir, tirx, T = (_Lazy(f"tvm.{name}") for name in ("ir", "tirx", "tirx.script.builder"))
+ir, tirx, T = (Lazy(f"tvm.{name}") for name in ("ir", "tirx", "tirx.script.builder"))
 
 #: Vector lanes of float32 work. Part of every numeric class: it fixes the order of sums.
 LANES = 16

@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.activation import activate, activate_reference
 from memra_compiler.ops.base import Array, Cost, Op, Operand, Sample, expect, fixed, op, type_bytes
-from memra_compiler.ops.cuda import CudaArch, Launch
-from memra_compiler.ops.cuda_products import product_launches
+from memra_compiler.ops.cuda import AnyLaunch, CudaArch
+from memra_compiler.ops.cuda_products import NARROW_ROWS, product_launches
 from memra_compiler.ops.emit import LANES, Buffer, Expr, Kernel, Register
 from memra_compiler.ops.formats import WEIGHT_FORMATS, Chunks, decode_step, prefetch_step, step
 from memra_compiler.ops.quantise import BLOCK, ROUNDINGS, emit_values
+from memra_compiler.ops.scheduled import TeOperand
+from memra_compiler.ops.te_math import activate as te_activate
+from memra_compiler.ops.te_math import te
 
 #: Output rows computed together, and the most inputs decoded at once (16 KB of float32: L1).
 TILE_ROWS = 4
@@ -190,6 +194,17 @@ def _weight_samples(inputs: int, outputs: int, rows: int) -> list[tuple[TensorTy
     return [(x, TensorType((outputs, inputs), f)) for f in formats]
 
 
+def is_prompt(x: TensorType) -> bool:
+    """Rows of float32 so many that TVM's tiles beat a warp an output."""
+    return x.dtype == "f32" and x.max_shape[0] > NARROW_ROWS
+
+
+def te_product(x: Any, w: Any, name: str) -> Any:
+    """`name[row, n]`: the sum over k of x[row, k] * w[n, k], as a tensor expression."""
+    k = te.reduce_axis((0, w.shape[1]), "k")
+    return te.compute((x.shape[0], w.shape[0]), lambda row, n: te.sum(x[row, k] * w[n, k], k), name)
+
+
 @op("linear")
 @dataclass(frozen=True)
 class Linear(Op):
@@ -224,9 +239,15 @@ class Linear(Op):
         rows = widen(k, x, scratch, scratch_for(w.type.max_shape[1], [w.format]))
         emit_linear(k, rows, w, y, scratch)
 
-    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[AnyLaunch, ...]:
         x, w, y = types
+        if is_prompt(x):
+            return super().lower_cuda(arch, *types)
         return product_launches(arch, x, [w], [y])
+
+    def compute(self, *operands: TeOperand) -> Any:
+        x, w = (operand.tensor() for operand in operands)
+        return te_product(x, w, "out")
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:
@@ -278,10 +299,19 @@ class LinearGroup(Op):
         for w, y in zip(weights, outputs, strict=True):
             emit_linear(k, rows, w, y, scratch)
 
-    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[AnyLaunch, ...]:
         x, *rest = types
+        if is_prompt(x):
+            return super().lower_cuda(arch, *types)
         half = len(rest) // 2
         return product_launches(arch, x, rest[:half], rest[half:])
+
+    def outputs_of(self, types: int) -> int:
+        return (types - 1) // 2
+
+    def compute(self, *operands: TeOperand) -> Any:
+        x, *weights = (operand.tensor() for operand in operands)
+        return tuple(te_product(x, w, f"out{i}") for i, w in enumerate(weights))
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:
@@ -341,9 +371,20 @@ class GatedLinear(Op):
             value = activate(k, self.act, k.let(k.load(held, i * LANES, LANES)))
             k.store(y, i * LANES, value * k.load(y, i * LANES, LANES), LANES)
 
-    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[AnyLaunch, ...]:
         x, gate, up, y = types
+        if is_prompt(x):
+            return super().lower_cuda(arch, *types)
         return product_launches(arch, x, [gate, up], [y], self.act)
+
+    def compute(self, *operands: TeOperand) -> Any:
+        x, *weights = (operand.tensor() for operand in operands)
+        gate, up = (te_product(x, w, o) for w, o in zip(weights, ("gated", "raised"), strict=True))
+
+        def value(row: Any, n: Any) -> Any:
+            return te_activate(self.act, gate[row, n]) * up[row, n]
+
+        return te.compute(gate.shape, value, "out")
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:

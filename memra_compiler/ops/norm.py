@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +13,8 @@ from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.base import Array, Op, Operand, Sample, expect, op, width
 from memra_compiler.ops.cuda import CudaArch, Launch
 from memra_compiler.ops.emit import LANES, Buffer, Expr, Kernel
+from memra_compiler.ops.scheduled import TeOperand
+from memra_compiler.ops.te_math import f32, fma, reciprocal_sqrt, te
 
 
 def rms_reference(x: Array, eps: float, weight: Array | None = None) -> Array:
@@ -91,10 +95,27 @@ class RMSNorm(Op):
                     value = value * k.floats(w, i * LANES)
                 k.store(y, row * size + i * LANES, value, LANES)
 
-    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
-        from memra_compiler.ops.cuda_kernels import rmsnorm_launches
+    def compute(self, *operands: TeOperand) -> Any:
+        columns = math.prod(operands[0].type.max_shape[1:])
+        size = self.size or columns
+        x, *weight = operands[0].tensor(columns // size, size), *(w.tensor() for w in operands[1:])
+        k = te.reduce_axis((0, size), "k")
 
-        return rmsnorm_launches(self, arch, *types, splits=types[0].planes)
+        def square(row: Any, head: Any) -> Any:
+            return te.sum(x[row, head, k] * x[row, head, k], k)
+
+        squares = te.compute(x.shape[:2], square, "squares")
+
+        def inverse(row: Any, head: Any) -> Any:
+            return reciprocal_sqrt(fma(squares[row, head], f32(1.0 / size), f32(self.eps)))
+
+        inverses = te.compute(x.shape[:2], inverse, "inverse")
+
+        def normed(row: Any, head: Any, col: Any) -> Any:
+            value = x[row, head, col] * inverses[row, head]
+            return value * weight[0][col] if weight else value
+
+        return te.compute(x.shape, normed, "out")
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from memra_compiler.ops.base import Array, Op, Operand, Sample, expect, fixed, o
 from memra_compiler.ops.cuda import CudaArch, Launch
 from memra_compiler.ops.emit import LANES, Buffer, Expr, Kernel
 from memra_compiler.ops.norm import check_heads, check_weight, emit_rms, rms_class, rms_reference
+from memra_compiler.ops.scheduled import TeOperand
+from memra_compiler.ops.te_math import call, f32, f64, fma, te, tirx
 
 
 @op("rope_angles")
@@ -77,10 +80,23 @@ class RopeAngles(Op):
                     value = k.cast(k.extern("float64", function, turning), "float32")
                     k.store(out, (t * 2 + part) * pairs + i, value)
 
-    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
-        from memra_compiler.ops.cuda_kernels import rope_angles_launches
+    def compute(self, *operands: TeOperand) -> Any:
+        positions, *factors = (operand.tensor() for operand in operands)
+        ln_base = call("log", f64(self.base), dtype="float64")
 
-        return rope_angles_launches(self, arch, *types)
+        def angle(row: Any, pair: Any) -> Any:
+            exponent = pair.astype("float64") * f64(-2.0) / f64(self.head_dim) * ln_base
+            turn = call("exp", exponent, dtype="float64")
+            found = positions[row].astype("float64") * turn
+            for f in factors:
+                found = found / f[pair].astype("float64")
+            return tirx.Select(pair < self.rotated, found, f64(0.0))
+
+        def value(row: Any, half: Any, pair: Any) -> Any:
+            cos, sin = (call(f, angle(row, pair), dtype="float64") for f in ("cos", "sin"))
+            return tirx.if_then_else(half < 1, cos, sin).astype("float32")
+
+        return te.compute((positions.shape[0], 2, self.head_dim // 2), value, "angles")
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:
@@ -164,10 +180,18 @@ class Rope(Op):
             k.store(y, at, low, LANES)
             k.store(y, at + size // 2, high, LANES)
 
-    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
-        from memra_compiler.ops.cuda_kernels import rope_launches
+    def compute(self, *operands: TeOperand) -> Any:
+        pairs = operands[1].type.max_shape[2]
+        heads = math.prod(operands[0].type.max_shape[1:]) // (2 * pairs)
+        x, turns = operands[0].tensor(heads, 2, pairs), operands[1].tensor()
 
-        return rope_launches(self, arch, *types, splits=types[0].planes)
+        def turned(row: Any, head: Any, half: Any, pair: Any) -> Any:
+            a, b = x[row, head, 0, pair], x[row, head, 1, pair]
+            cos, sin = turns[row, 0, pair], turns[row, 1, pair]
+            low, high = fma(a, cos, f32(0.0) - b * sin), fma(b, cos, a * sin)
+            return tirx.if_then_else(half < 1, low, high)
+
+        return te.compute(x.shape, turned, "out")
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from memra_compiler.ir.graph import Module, Node, Program, Weight
 from memra_compiler.ir.types import PIECE_BYTES, TILE_ROWS, TensorType
 from memra_compiler.ops.cuda import CudaArch, cuda_arch
-from memra_compiler.ops.cuda_linear import sum_order, weight_layout
+from memra_compiler.ops.cuda_linear import reads_tiles, sum_order, weight_layout
 from memra_compiler.ops.cuda_products import product_planes
 from memra_compiler.ops.embed import Embed
 from memra_compiler.ops.linear import PRODUCTS, GatedLinear
@@ -38,10 +38,19 @@ def assign_layouts(module: Module) -> Module:
         if operand.startswith("$")
     }
 
+    as_stored = {
+        operand[1:]
+        for program, node in module.nodes()
+        if isinstance(node.op, PRODUCTS)
+        for x, *weights in [module.operand_types(program, node)]
+        for operand, type in zip(node.inputs[1:], weights, strict=True)
+        if not reads_tiles(arch, x, type)
+    }
+
     def place(name: str, weight: Weight) -> Weight:
         if name not in matrices:
             return weight
-        layout = weight_layout(arch, weight.type)
+        layout = "plain" if name in as_stored else weight_layout(arch, weight.type)
         return replace(weight, type=replace(weight.type, layout=layout))
 
     placed = replace(module, weights={n: place(n, w) for n, w in module.weights.items()})

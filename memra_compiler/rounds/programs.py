@@ -83,7 +83,7 @@ class _Rounds:
 
     @property
     def prefill_rows(self) -> int:
-        wide = self.target.startswith("cuda") and self.module.activations != "f32"
+        wide = self.target.startswith("cuda")
         return max(CUDA_PREFILL_ROWS if wide else PREFILL_ROWS, self.verify_rows)
 
     def build(self) -> None:

@@ -1,19 +1,7 @@
 // Instructions that have no C++ spelling. Everything else in the library is plain CUDA C++.
 #pragma once
 
-// Let the next kernel of the stream start: it waits itself before it reads what this one writes.
-__device__ __forceinline__ void launch_dependents() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-
-// Wait until every earlier kernel of the stream has finished and its writes are visible.
-__device__ __forceinline__ void wait_for_predecessor() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
+#include "launch.cuh"
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));

@@ -50,6 +50,14 @@ __device__ __forceinline__ int signed_byte(unsigned word, int index) {
   return static_cast<signed char>(word >> 8 * index);
 }
 
+/// One column of a stored row: of four calls for neighbours, the compiler keeps one decoding.
+template <class Format>
+__device__ __forceinline__ float column(const Byte* row, int at) {
+  const float4 v = Format::decode_stored(row, at & ~3);
+  const int i = at & 3;
+  return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+
 /// Where one column group of four lies in a tiled matrix.
 struct Place {
   const Byte* unit;

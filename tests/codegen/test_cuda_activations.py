@@ -10,7 +10,7 @@ import pytest
 from memra_compiler.codegen.cuda_tools import slow_products
 from memra_compiler.compile import CompileOptions, compile_spec, load, lower
 from memra_compiler.ir.graph import Module
-from memra_compiler.ops.cuda import cuda_arch
+from memra_compiler.ops.cuda import Scheduled, cuda_arch
 from memra_compiler.ops.cuda_linear import LinearParams, PlainParams
 from memra_compiler.ops.cuda_wide import WideParams
 from memra_compiler.ops.linear import PRODUCTS
@@ -48,7 +48,8 @@ def products(module: Module) -> Counter[tuple[str, str]]:
         types = module.operand_types(program, node)
         outputs = (program.values[name] for name in node.outputs)
         for launch in node.op.lower_cuda(arch, *types, *outputs):
-            found[type(launch.params).__name__, types[0].dtype] += 1
+            what = launch if isinstance(launch, Scheduled) else launch.params
+            found[type(what).__name__, types[0].dtype] += 1
     return found
 
 
@@ -67,7 +68,7 @@ def test_every_product_of_the_31b_has_a_fast_kernel(
 
 def test_f32_activations_are_told_to_be_slow() -> None:
     module = large("cuda:sm_90a", **{"runtime.activations": "f32"})
-    assert set(products(module)) == {(PlainParams.__name__, "f32")}
+    assert set(products(module)) == {(PlainParams.__name__, "f32"), (Scheduled.__name__, "f32")}
     assert slow_products(module) > 400
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -209,6 +210,19 @@ def test_sources_say_what_they_are_and_name_no_folder(built: Built) -> None:
         assert all(len(line) <= 100 for line in text.splitlines()[2:])
 
 
+def test_float_activations_read_weights_as_stored(kernel_cache: Path, tmp_path: Path) -> None:
+    """No kernel reads tiles for them: nothing is repacked, and prompts have TVM's products."""
+    plain = {"runtime.activations": "f32"}
+    made = CompileOptions(target="cuda:sm_90a", overrides=plain, cache=kernel_cache)
+    manifest = compile_spec(TINY, tmp_path / "f32.memra", made).manifest
+    assert manifest.repacks == ()
+    for program, rule in (("prefill", True), ("plain_step", False), ("verify", False)):
+        entries = [e for e in manifest.launches[program] if "linear" in e.symbol]
+        texts = [(tmp_path / "f32.memra/sources" / f"{e.symbol}.cu").read_text() for e in entries]
+        assert texts
+        assert all(("memra_schedules/gemm.py" in text) == rule for text in texts), program
+
+
 def tree(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
@@ -238,12 +252,29 @@ def test_cold_build_elsewhere_has_the_same_bytes(
     assert tree(other.folder) == tree(known.folder)
 
 
-def test_changed_template_is_an_artifact_out_of_date(
-    kernel_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_unchanged_artifact_is_known_without_tvm(kernel_cache: Path, tmp_path: Path) -> None:
+    """Importing TVM takes a second: what is up to date is not scheduled again."""
+    compile_spec(TINY, tmp_path / "a.memra", options("sm_90a", kernel_cache))
+    program = (
+        "import sys\nfrom pathlib import Path\n"
+        "from memra_compiler.compile import CompileOptions, compile_spec\n"
+        f"made = CompileOptions(target='cuda:sm_90a', overrides={OVERRIDES!r}, "
+        f"cache=Path({str(kernel_cache)!r}))\n"
+        f"done = compile_spec(Path({str(TINY)!r}), Path({str(tmp_path / 'a.memra')!r}), made)\n"
+        "print(done.fresh, 'tvm' in sys.modules)\n"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "False False\n"
+
+
+@pytest.mark.parametrize("part", ["templates_digest", "rules_digest"])
+def test_changed_template_or_rule_is_an_artifact_out_of_date(
+    kernel_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     made = options("sm_90a", kernel_cache)
     compile_spec(TINY, tmp_path / "a.memra", made)
-    monkeypatch.setattr(cuda_tools, "templates_digest", lambda: "changed")
+    monkeypatch.setattr(cuda_tools, part, lambda: "changed")
     told: list[bool] = []
     assert compile_spec(TINY, tmp_path / "a.memra", made, lambda *e: told.append(e[3])).fresh
     assert all(told), "the kernels themselves are known by their text"

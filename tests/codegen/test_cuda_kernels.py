@@ -1,4 +1,7 @@
-"""Every CUDA kernel that is no matrix product: rendered, compiled for each device, never run."""
+"""Every CUDA kernel that is no matrix product: rendered, compiled for each device, never run.
+
+Those that TVM schedules come through `lower_cuda`, as in an artifact; templates have launchers.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from memra_compiler.ops.again import Again
 from memra_compiler.ops.argmax import ArgMax
 from memra_compiler.ops.attention import Attention, KvAppend, NormRopeAppend
 from memra_compiler.ops.chain import Advance, Begin, DraftToken
-from memra_compiler.ops.cuda import ARCHS, CudaArch, Launch
+from memra_compiler.ops.cuda import ARCHS, AnyLaunch, CudaArch
 from memra_compiler.ops.norm import RMSNorm, RMSNormAdd
 from memra_compiler.ops.qkv import NormRopeQKV
 from memra_compiler.ops.quantise import (
@@ -45,7 +48,7 @@ from memra_runtime.artifact import (
 #: Folders of the templates these tests own; linear kernels have their own tests.
 FAMILIES = ("norm", "rope", "attention", "state", "elementwise", "head")
 
-Maker = Callable[[CudaArch], tuple[Launch, ...]]
+Maker = Callable[[CudaArch], tuple[AnyLaunch, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,16 +79,18 @@ STATE_TYPE, BATCH = TensorType((STATE_SIZE,), "i32"), TensorType((BATCH_ROWS,), 
 def kernels(g: Geometry) -> Iterator[tuple[str, Maker]]:
     """Every launch function at the sizes of a model."""
 
-    def rows(*shape: int, dtype: str = "f32") -> TensorType:
-        return TensorType((Sym("T", g.rows), *shape), dtype)
+    def rows(*shape: int, dtype: str = "f32", planes: int = 0) -> TensorType:
+        layout = f"planes{planes}" if planes else "row"
+        return TensorType((Sym("T", g.rows), *shape), dtype, layout)
 
     s = g.splits
     x, w, one = rows(g.width), TensorType((g.width,)), TensorType((1,))
     f = rows(g.inner)
     both, logits, at = rows(2 * g.width), rows(g.vocab), rows(dtype="i32")
     k, e = cuda_kernels, cuda_state
-    yield "rmsnorm", lambda a: k.rmsnorm_launches(RMSNorm(), a, x, w, x, splits=s)
-    yield "rmsnorm_unit", lambda a: k.rmsnorm_launches(RMSNorm(), a, x, x)
+    split = rows(g.width, planes=s)
+    yield "rmsnorm", lambda a: RMSNorm().lower_cuda(a, split, w, x)
+    yield "rmsnorm_unit", lambda a: RMSNorm().lower_cuda(a, x, x)
     yield "rmsnorm_add", lambda a: k.rmsnorm_add_launches(RMSNormAdd(), a, x, x, w, x, splits=s)
     for to in ROUNDINGS:
         q, fq, bq = (rows(n, dtype=to) for n in (g.width, g.inner, 2 * g.width))
@@ -113,24 +118,25 @@ def kernels(g: Geometry) -> Iterator[tuple[str, Maker]]:
             lambda a, bq=bq: k.concat_launches(Concat(), a, x, x, bq),
         )
     yield "gate_mul", lambda a: k.gate_mul_launches(GateMul(), a, f, f, f)
-    yield "add", lambda a: k.add_launches(Add(), a, x, x, x, splits=s)
-    yield "scale", lambda a: k.scale_launches(Scale(), a, x, one, x, splits=s)
-    yield "softcap", lambda a: k.softcap_launches(SoftCap(), a, logits, logits)
-    yield "concat", lambda a: k.concat_launches(Concat(), a, x, x, both)
+    yield "add", lambda a: Add().lower_cuda(a, x, split, x)
+    yield "scale", lambda a: Scale().lower_cuda(a, split, one, x)
+    yield "softcap", lambda a: SoftCap().lower_cuda(a, logits, logits)
+    yield "concat", lambda a: Concat().lower_cuda(a, x, x, both)
     for kind, (n, d) in enumerate(zip(g.kv_heads, g.head_dims, strict=True)):
         q, kv, hw = rows(g.heads * d), rows(n * d), TensorType((d,))
+        qs = rows(g.heads * d, planes=s)
         angles, factors = rows(2, d // 2), TensorType((d // 2,))
         plane = TensorType((n, 4096 if kind else g.window + g.rows, d), g.kv)
         span, angle_op = (0, RopeAngles(d, 1e6, d // 2)) if kind else (g.window, RopeAngles(d))
         yield (
             f"head_norm_{d}",
-            lambda a, q=q, hw=hw, d=d: k.rmsnorm_launches(RMSNorm(size=d), a, q, hw, q, splits=s),
+            lambda a, q=q, qs=qs, hw=hw, d=d: RMSNorm(size=d).lower_cuda(a, qs, hw, q),
         )
         yield (
             f"rope_angles_{d}",
-            lambda a, o=angle_op, f=factors, t=angles: k.rope_angles_launches(o, a, at, f, t),
+            lambda a, o=angle_op, f=factors, t=angles: o.lower_cuda(a, at, f, t),
         )
-        yield f"rope_{d}", lambda a, q=q, t=angles: k.rope_launches(Rope(), a, q, t, q, splits=s)
+        yield f"rope_{d}", lambda a, q=q, qs=qs, t=angles: Rope().lower_cuda(a, qs, t, q)
         yield (
             f"norm_rope_{d}",
             lambda a, q=q, t=angles, hw=hw: k.norm_rope_launches(

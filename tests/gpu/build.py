@@ -3,7 +3,8 @@
 usage: python tests/gpu/build.py [--arch sm_90a]
 
 For each variant (class of activations, cache format, weight file): the artifact for the GPU, and as
-NAME.npz what the CPU target says in the same class, with its distance from float64.
+NAME.npz what the CPU target says in the same class, with its distance from float64. And
+scheduled.json: what TVM schedules for the tests of single kernels.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ HERE = Path(__file__).parent
 sys.path += [str(HERE), str(HERE.parent / "golden_runs")]
 
 import numpy as np  # noqa: E402
+import ops_bench  # noqa: E402
 from golden_support import (  # noqa: E402
     SPEC,
     InterpreterDevice,
@@ -31,10 +33,14 @@ from golden_support import (  # noqa: E402
 )
 from pair_bundle import FOLDER, INDEX, VARIANTS, Variant, facts  # noqa: E402
 from pair_truth import measure, spread  # noqa: E402
+from scheduled_bundle import ASKED, write  # noqa: E402
+from scheduled_cases import everything  # noqa: E402
 
 from memra_compiler.codegen.cache import DEFAULT_CACHE  # noqa: E402
 from memra_compiler.compile import Compiled, compile_spec  # noqa: E402
-from memra_compiler.ops.cuda import ARCHS  # noqa: E402
+from memra_compiler.ir.types import TensorType  # noqa: E402
+from memra_compiler.ops.base import Op  # noqa: E402
+from memra_compiler.ops.cuda import ARCHS, CudaArch  # noqa: E402
 
 
 def compile_variant(variant: Variant, target: str, folder: Path) -> Compiled:
@@ -50,6 +56,13 @@ def truth_of(variant: Variant, scratch: Path) -> dict[str, np.ndarray]:
     exact = InterpreterDevice(interpret_pair(variant.pair, variant.overrides), model.manifest)
     prompts = [case.ids for case in read_cases()]
     return measure(fixed_session(model.device, 0), fixed_session(exact, 0), prompts)
+
+
+def wanted(arch: CudaArch) -> list[tuple[Op, CudaArch, tuple[TensorType, ...]]]:
+    """What TVM schedules for the tests and the benches of single kernels."""
+    found = [(op, arch, types) for op, types in everything()]
+    ops_bench.benches()  # it asks for its own
+    return found + ASKED
 
 
 def main() -> None:
@@ -68,6 +81,7 @@ def main() -> None:
             np.savez_compressed(variant.truth, **truth)
             print(f"{variant.name:20} {time.perf_counter() - start:5.1f} s  "
                   f"float64 is off by {spread(truth)}", flush=True)  # fmt: skip
+    write(wanted(ARCHS[arch]))
     INDEX.write_text(json.dumps(made_of), encoding="utf-8")
     size = sum(p.stat().st_size for p in FOLDER.rglob("*") if p.is_file())
     print(f"{FOLDER}: {size / 2**20:.1f} MiB for {arch}")

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 from cuda.bindings import driver
+from scheduled_bundle import Bundled, rendered
 
-from memra_compiler.codegen.cuda import compile_cuda, render
-from memra_compiler.ops.cuda import ARCHS, CudaArch, Launch
+from memra_compiler.codegen.cuda import compile_cuda
+from memra_compiler.ops.cuda import ARCHS, AnyLaunch, CudaArch
 
 
 def check(result: tuple[Any, ...]) -> Any:
@@ -60,9 +61,9 @@ ARCH = found_arch()
 
 
 @cache
-def symbol_of(launch: Launch, name: str) -> str:
+def symbol_of(launch: AnyLaunch | Bundled, name: str) -> str:
     """The C symbol of a launch: rendering takes longer than launching."""
-    return render(launch, name)[0]
+    return rendered(launch, name)[0]
 
 
 class Gpu:
@@ -98,13 +99,13 @@ class Gpu:
         for address in addresses:
             check(driver.cuMemFree(address))
 
-    def prepare(self, named: Iterable[tuple[Launch, str]], arch: CudaArch) -> None:
+    def prepare(self, named: Iterable[tuple[AnyLaunch | Bundled, str]], arch: CudaArch) -> None:
         """Compile launches that are not compiled yet, on all cores: most of a test's time."""
-        wanted: dict[str, tuple[Launch, str]] = {}
+        wanted: dict[str, tuple[AnyLaunch | Bundled, str]] = {}
         for launch, name in named:
             symbol = symbol_of(launch, name)
             if symbol not in self.functions and symbol not in wanted:
-                wanted[symbol] = launch, render(launch, name)[1]
+                wanted[symbol] = launch, rendered(launch, name)[1]
         with ThreadPoolExecutor() as pool:
             made = {s: pool.submit(compile_cuda, text, s, arch) for s, (_, text) in wanted.items()}
         for symbol, cubin in made.items():
@@ -114,14 +115,14 @@ class Gpu:
             check(driver.cuFuncSetAttribute(function, attribute, wanted[symbol][0].shared_bytes))
             self.functions[symbol] = function
 
-    def function(self, launch: Launch, name: str, arch: CudaArch) -> Any:
+    def function(self, launch: AnyLaunch | Bundled, name: str, arch: CudaArch) -> Any:
         """The loaded kernel of a launch."""
         symbol = symbol_of(launch, name)
         if symbol not in self.functions:
             self.prepare([(launch, name)], arch)
         return self.functions[symbol]
 
-    def run(self, launches: tuple[Launch, ...], name: str, arch: CudaArch, rows: int,
+    def run(self, launches: tuple[AnyLaunch | Bundled, ...], name: str, arch: CudaArch, rows: int,
             pointers: list[int]) -> None:  # fmt: skip
         """Run the launches of one op in order, outside of any graph, and wait."""
         count = np.array([rows], np.int32)

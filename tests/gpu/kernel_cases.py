@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 import ml_dtypes
 import numpy as np
 from gpu_driver import ARCH, Gpu
+from scheduled_bundle import Bundled
 from worst_errors import note
 
 from memra_compiler.ir.types import Sym, TensorType
 from memra_compiler.ops.base import Op
-from memra_compiler.ops.cuda import Launch
+from memra_compiler.ops.cuda import AnyLaunch
 from memra_compiler.ops.quantise import quantise_reference
 
 STORAGE = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16, "i32": np.int32}
@@ -37,7 +38,7 @@ class Case:
 
     op: Op
     types: tuple[TensorType, ...]
-    launches: tuple[Launch, ...]
+    launches: tuple[AnyLaunch | Bundled, ...]
     operands: list[Array]
     planes: tuple[int, ...] = ()
     splits: int = 1

@@ -1,4 +1,4 @@
-"""Times the kernels that are no matrix products, at the sizes of the 31B: microseconds a launch.
+"""Times kernels but int8 products, at the sizes of the 31B: microseconds a launch.
 
 `PYTHONPATH=.:runtime:tests/gpu python tests/gpu/ops_bench.py [NAME ...]`. Each kernel runs many
 times in one CUDA graph with dependent launches, as it does in a round; attention reads another
@@ -14,20 +14,23 @@ from dataclasses import dataclass
 import numpy as np
 from cuda.bindings import driver
 from gpu_driver import Gpu, check
+from scheduled_bundle import Bundled, rendered, scheduled
 
-from memra_compiler.codegen.cuda import compile_cuda, render
+from memra_compiler.codegen.cuda import compile_cuda
 from memra_compiler.ir.types import Sym, TensorType
 from memra_compiler.ops import cuda_attention, cuda_kernels, cuda_state
-from memra_compiler.ops.activation import Concat, GateMul
+from memra_compiler.ops.activation import Concat, GateMul, SoftCap
 from memra_compiler.ops.argmax import ArgMax
 from memra_compiler.ops.attention import Attention
-from memra_compiler.ops.cuda import ARCHS, Launch
+from memra_compiler.ops.cuda import ARCHS, AnyLaunch
+from memra_compiler.ops.linear import Linear
 from memra_compiler.ops.norm import RMSNorm
 from memra_compiler.ops.qkv import NormRopeQKV
 from memra_compiler.ops.quantise import Quantise, RMSNormAddQuantise, RMSNormQuantise
 from memra_compiler.ops.rope import NormRope, RopeAngles
 from memra_runtime.device.cuda_driver import Event, Kernel, LaunchShape, Stream
 
+Make = Callable[..., tuple[AnyLaunch | Bundled, ...]]
 ARCH = ARCHS["sm_90a"]
 PEAK = 4290.0  # GB/s, a device copy
 REPEATS = 60
@@ -42,7 +45,7 @@ class Bench:
     """Launches, their operands (zeros unless an array is given) and the bytes they must move."""
 
     name: str
-    launches: tuple[Launch, ...]
+    launches: tuple[AnyLaunch | Bundled, ...]
     types: tuple[TensorType, ...]
     rows: int
     bytes: int = 0
@@ -55,8 +58,8 @@ class Bench:
 def benches() -> list[Bench]:
     found: list[Bench] = []
 
-    def add(name: str, make: Callable[..., tuple[Launch, ...]], op: object, *types: TensorType,
-            rows: int, **more: int) -> None:  # fmt: skip
+    def add(name: str, make: Make, op: object, *types: TensorType, rows: int,
+            **more: int) -> None:  # fmt: skip
         found.append(Bench(name, make(op, ARCH, *types, **more), types, rows))
 
     for bound in (1, 6, 8):
@@ -68,7 +71,7 @@ def benches() -> list[Bench]:
         x, x8, w, one = rows(d), rows(d, dtype="a8"), TensorType((d,)), TensorType((1,))
         at = rows(dtype="i32")
         k = cuda_kernels
-        add(f"rmsnorm T={bound}", k.rmsnorm_launches, RMSNorm(), x, w, x, rows=bound, splits=1)
+        add(f"rmsnorm T={bound}", scheduled, RMSNorm(), x, w, x, rows=bound)
         add(f"rmsnorm_quantise T={bound}", k.rmsnorm_launches, RMSNormQuantise(), x, w, x8,
             rows=bound, splits=1)  # fmt: skip
         for splits in (1, 2, 4):
@@ -81,8 +84,9 @@ def benches() -> list[Bench]:
             rows(f, dtype="a8"), rows=bound, splits=1)  # fmt: skip
         add(f"concat a8 T={bound}", k.concat_launches, Concat(), x, x, rows(2 * d, dtype="a8"),
             rows=bound)  # fmt: skip
-        add(f"rope_angles 512 T={bound}", k.rope_angles_launches, RopeAngles(512, 1e6, 256), at,
+        add(f"rope_angles 512 T={bound}", scheduled, RopeAngles(512, 1e6, 256), at,
             TensorType((256,)), rows(2, 256), rows=bound)  # fmt: skip
+        add(f"concat T={bound}", scheduled, Concat(), x, x, rows(2 * d), rows=bound)
         for n, head in ((16, 256), (4, 512)):
             q, kv, turns = rows(32 * head), rows(n * head), rows(2, head // 2)
             hw, plane = TensorType((head,)), TensorType((n, 1040, head), "f16")
@@ -91,6 +95,7 @@ def benches() -> list[Bench]:
             add(f"norm_rope {head} T={bound}", k.norm_rope_launches, NormRope(), q, turns, hw, q,
                 rows=bound, splits=1)  # fmt: skip
         logits = rows(262144)
+        add(f"softcap T={bound}", scheduled, SoftCap(), logits, logits, rows=bound)
         argmax = ArgMax((258882, 258883))
         found.append(
             Bench(
@@ -105,6 +110,10 @@ def benches() -> list[Bench]:
         for n, head, span, limit in ((4, 512, 0, CONTEXT_ROWS), (16, 256, 1024, 1040)):
             for context in CONTEXTS:
                 found.append(attention(bound, n, head, span, limit, context))
+    x64 = TensorType((Sym("T", 64), 5376))
+    for outputs in (5376, 21504):
+        w, out = TensorType((outputs, 5376), "q4_0", "plain"), TensorType((Sym("T", 64), outputs))
+        add(f"linear f32 {outputs}x5376 T=64", scheduled, Linear(), x64, w, out, rows=64)
     return found
 
 
@@ -154,7 +163,7 @@ def measure(gpu: Gpu, stream: Stream, bench: Bench) -> float:
 
     functions = []
     for number, launch in enumerate(bench.launches):
-        symbol, source = render(launch, f"bench_{number}")
+        symbol, source = rendered(launch, f"bench_{number}")
         if symbol not in gpu.functions:
             module = check(driver.cuModuleLoadData(compile_cuda(source, symbol, ARCH)))
             function = check(driver.cuModuleGetFunction(module, symbol.encode()))

@@ -1,4 +1,7 @@
-"""Rotary kernels and the rows they append on a GPU, against the NumPy reference of each op."""
+"""Templates of rotations and the rows they append on a GPU, against each op's reference.
+
+What TVM schedules is in `test_gpu_tvm.py`.
+"""
 
 from __future__ import annotations
 
@@ -20,27 +23,10 @@ from memra_compiler.ir.types import TensorType
 from memra_compiler.ops import cuda_kernels
 from memra_compiler.ops.attention import KvAppend, NormRopeAppend
 from memra_compiler.ops.base import Op
-from memra_compiler.ops.norm import RMSNorm
 from memra_compiler.ops.qkv import NormRopeQKV
-from memra_compiler.ops.rope import NormRope, Rope, RopeAngles
+from memra_compiler.ops.rope import NormRope
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.mark.parametrize("factored", [False, True])
-@pytest.mark.parametrize(
-    ("head_dim", "rotated", "base"),
-    [(512, 256, 1e6), (256, 128, 1e4), (64, 8, 1e4), (32, 16, 1e4)],
-)
-def test_rope_angles(gpu: Gpu, head_dim: int, rotated: int, base: float, factored: bool) -> None:
-    positions = np.array([0, 1, 7, 1023, 16383, 32768, 131071, 1_000_000], np.int32)
-    at, out = rows_of(8, dtype="i32"), rows_of(8, 2, head_dim // 2)
-    factors = np.where(np.arange(head_dim // 2) < head_dim // 8, 1, 1e30).astype(np.float32)
-    op = RopeAngles(head_dim, base, rotated)
-    types = (at, TensorType(factors.shape), out) if factored else (at, out)
-    given = [positions, factors] if factored else [positions]
-    launches = cuda_kernels.rope_angles_launches(op, ARCH, *types)
-    check_cases(gpu, [Case(op, types, launches, given, tolerance=2e-7)], COUNTS[8])
 
 
 HEADS = [(8, 32, 16, 256, 4, "f16"), (8, 32, 4, 512, 2, "f16"), (16, 16, 1, 512, 1, "bf16"),
@@ -71,13 +57,7 @@ def test_rotary_and_append(
     caches = [np.full(plane.max_shape, np.nan, STORAGE[kv]) for _ in range(2)]
     k, cases = cuda_kernels, []
 
-    op: Op = RMSNorm(size=d)
-    launches = k.rmsnorm_launches(op, ARCH, q, w, q, splits=splits)
-    cases.append(Case(op, (q, w, q), launches, [queries, weights[0]], (0,), splits))
-    op = Rope()
-    launches = k.rope_launches(op, ARCH, q, turns, q, splits=splits)
-    cases.append(Case(op, (q, turns, q), launches, [queries, angles], (0,), splits, by_row=(0, 1)))
-    op = NormRope()
+    op: Op = NormRope()
     launches = k.norm_rope_launches(op, ARCH, q, turns, w, q, splits=splits)
     cases.append(Case(op, (q, turns, w, q), launches, [queries, angles, weights[0]], (0,), splits,
                       by_row=(0, 1)))  # fmt: skip

@@ -14,8 +14,10 @@ from memra_compiler.compile import CompileOptions, load, lower
 from memra_compiler.ir.graph import Module
 from memra_compiler.ir.types import Sym, TensorType
 from memra_compiler.ops import cuda_linear
-from memra_compiler.ops.cuda import ARCHS, CudaArch
-from memra_compiler.ops.cuda_linear import Geometry, Work
+from memra_compiler.ops.cuda import ARCHS, CudaArch, Scheduled
+from memra_compiler.ops.cuda_linear import EmbedParams, Geometry, PlainParams, Work
+from memra_compiler.ops.embed import Embed
+from memra_compiler.ops.linear import PRODUCTS
 from memra_compiler.passes.assign_layouts import assign_layouts
 from memra_runtime.errors import MemraError
 
@@ -68,6 +70,31 @@ def test_layouts_follow_from_the_formats_and_the_readers() -> None:
         "d": "tile8",
         "e": "planes1",  # its kernel splits nothing
     }
+
+
+@pytest.mark.parametrize("activations", ["f32", "int8"])
+def test_weights_lie_as_every_kernel_that_reads_them_expects(activations: str) -> None:
+    """A matrix is repacked for tensor cores, or read by kernels that want it as stored."""
+    overrides = {"runtime.activations": activations}
+    target = "cuda:sm_90a"
+    module = lower(*load(TINY, CompileOptions(target=target, overrides=overrides)), target=target)
+    seen = set()
+    for program, node in module.nodes():
+        if not isinstance(node.op, (*PRODUCTS, Embed)):
+            continue
+        types = module.operand_types(program, node)
+        outputs = [program.values[name] for name in node.outputs]
+        layouts = {type.layout for type in types[1:]}
+        for launch in node.op.lower_cuda(ARCHS["sm_90a"], *types, *outputs):
+            if isinstance(launch, Scheduled) or isinstance(launch.params, PlainParams):
+                wanted = "plain"
+            elif isinstance(launch.params, EmbedParams):
+                wanted = "tiles16" if launch.params.tiled else "plain"
+            else:
+                wanted = "tiles16"
+            assert layouts == {wanted}, node.label
+            seen.add(wanted)
+    assert seen == ({"plain"} if activations == "f32" else {"tiles16"})
 
 
 def test_layouts_have_room_for_whole_tiles() -> None:
