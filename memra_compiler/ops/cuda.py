@@ -48,7 +48,8 @@ class Launch:
     `grid` may hold the string "sms": one block a multiprocessor. `shared_bytes` is dynamic shared
     memory. `early` starts the block before its predecessor has finished (programmatic dependent
     launch); the template then waits itself before it touches an operand that is not a weight.
-    `graph_handles` handles of conditional nodes follow the usual arguments: 0 outside of them.
+    After the usual arguments follow, with `state`, the device block, and `graph_handles` handles of
+    conditional nodes, 0 outside of them.
     """
 
     template: str
@@ -57,6 +58,7 @@ class Launch:
     block: int
     shared_bytes: int = 0
     early: bool = True
+    state: bool = False
     graph_handles: int = 0
 
     def variables(self) -> dict[str, Any]:
@@ -93,6 +95,7 @@ class Scheduled:
     block: int
     shared_bytes: int = 0
     early: bool = True
+    state: bool = False
     graph_handles: int = 0
 
 

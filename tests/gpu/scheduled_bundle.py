@@ -35,6 +35,7 @@ class Bundled:
     block: int
     shared_bytes: int
     early: bool
+    state: bool = False
     graph_handles: int = 0
 
 
