@@ -2,8 +2,8 @@
 
 It runs any program or sequence by calling each op's NumPy reference on named arrays: no arena, no
 kernels, no fusion needed. A module may be handed over after any pass that leaves no open reference.
-Values and f32 planes are float64; an f16 or bf16 plane rounds what is stored in it, because the
-rounding is part of the program; counters and tokens are int32.
+Values and f32 planes are float64; an f16, bf16 or q8_0 plane rounds what is stored in it, because
+the rounding is part of the program (a q8_0 plane holds bytes); counters and tokens are int32.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ PLANE_DTYPES: Mapping[str, Any] = {
     "f32": np.float64,
     "f16": np.float16,
     "bf16": ml_dtypes.bfloat16,
+    "q8_0_rows": np.uint8,
     "i32": np.int32,
 }
 
@@ -114,7 +115,7 @@ class Interpreter:
 
 def empty_plane(plane: Plane) -> Array:
     """A plane before its first use."""
-    return np.zeros(plane.type.max_shape, PLANE_DTYPES[plane.type.dtype])
+    return np.zeros(plane.type.stored_shape, PLANE_DTYPES[plane.type.dtype])
 
 
 def load_weights(module: Module, target: Checkpoint, draft: Checkpoint) -> dict[str, Array]:

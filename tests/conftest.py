@@ -47,3 +47,11 @@ def tiny_artifact(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) 
 def tiny_model(tiny_artifact: Path) -> Model:
     """The bundled pair, loaded. Sessions on it start with `prime`, so tests may share it."""
     return load_model(tiny_artifact, TINY_TARGET, TINY_DRAFT)
+
+
+@pytest.fixture(scope="session")
+def kv8_model(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Model:
+    """The bundled pair with keys and values in q8_0, shared as `tiny_model` is."""
+    folder = tmp_path_factory.mktemp("kv8") / "tiny.cpu.memra"
+    options = CompileOptions(overrides={"runtime.kv": "q8_0"}, cache=kernel_cache)
+    return load_model(compile_spec(TINY_SPEC, folder, options).folder, TINY_TARGET, TINY_DRAFT)

@@ -167,7 +167,7 @@ def _manifest(
     )
     planes = []
     for name, plane in module.planes.items():
-        at, shape = module.arena[f"@{name}"], plane.type.max_shape
+        at, shape = module.arena[f"@{name}"], plane.type.stored_shape
         planes.append(PlaneEntry(name, at, shape, plane.type.dtype, plane.rollback, plane.ring))
     values = []
     for program in module.programs.values():

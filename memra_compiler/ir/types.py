@@ -25,6 +25,14 @@ BLOCK_FORMATS = {
 ACTIVATION_BLOCKS = {"a8": (32, 36)}
 BLOCKS = BLOCK_FORMATS | ACTIVATION_BLOCKS
 
+#: Elements of a block of the formats of cache rows: int8 values, then one f16 scale a block, then
+#: zeros up to whole vectors of `CACHE_ALIGN` bytes. What a row of `q8_0` keeps in blocks of 34
+#: bytes lies apart here, so that values are read in whole vectors on every target.
+CACHE_BLOCKS = {"q8_0_rows": 32}
+CACHE_ALIGN = 16
+#: Formats of cached keys and values as a spec names them, where types have another name.
+CACHE_DTYPES = {"q8_0": "q8_0_rows"}
+
 #: Layout `tile8` of `a8` and `bf16`: tiles of eight rows, in pieces of 64 inputs of so many bytes,
 #: as a tensor core's fragments lie. Layout `planesN` of f32: N planes of whole tiles of rows whose
 #: sum is the value.
@@ -56,11 +64,12 @@ class TensorType:
     layout: str = "row"
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPE_BYTES and self.dtype not in BLOCKS:
-            known = ", ".join([*DTYPE_BYTES, *BLOCKS])
+        blocks = {name: block for name, (block, _) in BLOCKS.items()} | CACHE_BLOCKS
+        if self.dtype not in DTYPE_BYTES and self.dtype not in blocks:
+            known = ", ".join([*DTYPE_BYTES, *blocks])
             raise IRError(f"unknown dtype `{self.dtype}`; known: {known}")
-        if self.dtype in BLOCKS:
-            block, _ = BLOCKS[self.dtype]
+        if self.dtype in blocks:
+            block = blocks[self.dtype]
             last = self.shape[-1]
             if not isinstance(last, int) or last % block:
                 raise IRError(f"`{self.dtype}` stores blocks of {block}, but a row has {last}")
@@ -87,7 +96,17 @@ class TensorType:
         if self.dtype in BLOCKS:
             block, size = BLOCKS[self.dtype]
             return last // block * size
+        if self.dtype in CACHE_BLOCKS:
+            used = last + 2 * (last // CACHE_BLOCKS[self.dtype])
+            return -(-used // CACHE_ALIGN) * CACHE_ALIGN
         return last * DTYPE_BYTES[self.dtype]
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape of the stored elements: a row of blocks counts in bytes."""
+        if self.dtype in DTYPE_BYTES:
+            return self.max_shape
+        return (*self.max_shape[:-1], self.row_bytes)
 
     @property
     def planes(self) -> int:

@@ -191,6 +191,7 @@ class LayerBuild:
     ends: str
     #: Rows a cache plane holds: (window or None) -> (rows, is a ring).
     cache_rows: Callable[[int | None], tuple[int, bool]]
+    #: Type of cached keys and values.
     kv_dtype: str
 
     @property

@@ -1,7 +1,8 @@
 """Keys and values: appending rows to a cache, and attending the visible ones.
 
-A cache plane is `[kv heads, rows, d]`. Position p lives in row `p mod rows`, so a plane with as
-many rows as the context is a plain cache and one with fewer is a ring; no op asks which.
+A cache plane is `[kv heads, rows, d]`, and `kv_rows` says what a row of each format holds. Position
+p lives in row `p mod rows`, so a plane with as many rows as the context is a plain cache and one
+with fewer is a ring; no op asks which.
 """
 
 from __future__ import annotations
@@ -15,6 +16,16 @@ from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.base import Array, Cost, Op, Operand, Sample, expect, op, width
 from memra_compiler.ops.cuda import CudaArch, Launch
 from memra_compiler.ops.emit import LANES, Buffer, Expr, Kernel, Register
+from memra_compiler.ops.kv_rows import (
+    cache_values,
+    emit_row,
+    emit_row_values,
+    head_width,
+    reads,
+    row_step,
+    store_rows_reference,
+    stores,
+)
 from memra_compiler.ops.norm import check_heads, check_weight, emit_rms, rms_class, rms_reference
 from memra_compiler.ops.quantise import (
     ROUNDINGS,
@@ -39,14 +50,8 @@ def check_cache(op: Op, rows: TensorType, *planes: TensorType) -> int:
     return planes[0].max_shape[2]
 
 
-def store_rows_reference(plane: Array, rows: Array, positions: Array) -> None:
-    """Write `rows [T, n, d]` at their positions."""
-    for row, position in zip(rows, positions, strict=False):
-        plane[:, int(position) % plane.shape[1]] = row.astype(plane.dtype)
-
-
 def _heads(rows: Array, plane: Array) -> Array:
-    return rows.reshape(len(rows), plane.shape[0], plane.shape[2])
+    return rows.reshape(len(rows), plane.shape[0], head_width(plane))
 
 
 def _slot(k: Kernel, plane: Buffer, positions: Buffer, t: Expr) -> Expr:
@@ -84,7 +89,7 @@ class KvAppend(Op):
         return ()
 
     def numeric_class(self, *types: TensorType) -> str:
-        return f"round to {types[3].dtype}"
+        return stores(types[3])
 
     def cost(self, rows: int, *types: TensorType) -> Cost:
         return Cost(rows * width(self, types[0]) * 16, 0)
@@ -94,10 +99,11 @@ class KvAppend(Op):
         heads, limit, size = k_cache.type.max_shape
         with k.loop(k.rows) as t:
             slot = _slot(k, k_cache, positions, t)
-            with k.loop(heads) as h, k.loop(size // LANES) as i:
-                for source, plane in ((keys, k_cache), (values, v_cache)):
-                    value = k.load(source, (t * heads + h) * size + i * LANES, LANES)
-                    k.put_floats(plane, (h * limit + slot) * size + i * LANES, value)
+            with k.loop(heads) as h:
+                at = k.let((t * heads + h) * size)
+                to = k.let((h * limit + slot) * row_step(k_cache.type))
+                emit_row(k, k_cache, to, lambda c: k.load(keys, at + c, LANES))
+                emit_row(k, v_cache, to, lambda c: k.load(values, at + c, LANES))
 
     def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
         from memra_compiler.ops.cuda_kernels import kv_append_launches
@@ -106,7 +112,8 @@ class KvAppend(Op):
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:
-        return [_append_sample((TensorType((3, 64)),) * 2, dtype) for dtype in ("f32", "f16")]
+        inputs = (TensorType((3, 64)),) * 2
+        return [_append_sample(inputs, dtype) for dtype in ("f32", "f16", "q8_0_rows")]
 
 
 def _positions(rng: np.random.Generator) -> Array:
@@ -162,7 +169,7 @@ class NormRopeAppend(Op):
         return ()
 
     def numeric_class(self, *types: TensorType) -> str:
-        return f"{rms_class(types[3].max_shape[0])}; one fma a half; round to {types[5].dtype}"
+        return f"{rms_class(types[3].max_shape[0])}; one fma a half; {stores(types[5])}"
 
     def cost(self, rows: int, *types: TensorType) -> Cost:
         return Cost(rows * width(self, types[0]) * 16, 0)
@@ -174,13 +181,14 @@ class NormRopeAppend(Op):
             slot = _slot(k, k_cache, positions, t)
             with k.loop(heads) as h:
                 at = k.let((t * heads + h) * size)
-                to = k.let((h * limit + slot) * size)
-                emit_norm_rope(k, keys, at, w, angles, t, k_cache, to, self.eps)
+                to = k.let((h * limit + slot) * row_step(k_cache.type))
+                turned = k.local(size)
+                emit_norm_rope(k, keys, at, w, angles, t, turned, 0, self.eps)
+                emit_row(k, k_cache, to, lambda c: k.load(turned, c, LANES))
                 unit = self.v_norm == "unit"
                 inverse = emit_rms(k, values, at, size, self.eps) if unit else k.const(1.0)
-                with k.loop(size // LANES) as i:
-                    value = k.load(values, at + i * LANES, LANES) * k.splat(inverse)
-                    k.put_floats(v_cache, to + i * LANES, value)
+                inverse = k.splat(inverse)
+                emit_row(k, v_cache, to, lambda c: k.load(values, at + c, LANES) * inverse)
 
     def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
         from memra_compiler.ops.cuda_kernels import norm_rope_append_launches
@@ -191,7 +199,8 @@ class NormRopeAppend(Op):
     def samples(cls) -> Sequence[Sample]:
         inputs = (*(TensorType((3, 64)),) * 2, TensorType((3, 2, 16)))
         return [
-            _append_sample(inputs, dtype, TensorType((32,))) for dtype in ("f32", "f16", "bf16")
+            _append_sample(inputs, dtype, TensorType((32,)))
+            for dtype in ("f32", "f16", "bf16", "q8_0_rows")
         ]
 
 
@@ -209,10 +218,10 @@ def _divisor(count: int) -> int:
 def _dots(
     k: Kernel, q: Buffer, rows: Sequence[Expr], keys: Buffer, at: Sequence[Expr]
 ) -> list[list[Register]]:
-    """Lane sums of the products of each row of q with each key: [row][key]."""
+    """Lane sums of the products of each row of q with each key row: [row][key]."""
     sums = [[k.register(k.splat(0.0)) for _ in at] for _ in rows]
     with k.loop(keys.type.max_shape[2] // LANES) as i:
-        key = [k.let(k.floats(keys, place + i * LANES)) for place in at]
+        key = [k.let(emit_row_values(k, keys, row, i * LANES)) for row in at]
         for row, row_sums in zip(rows, sums, strict=True):
             x = k.let(k.load(q, row + i * LANES, LANES))
             for y, total in zip(key, row_sums, strict=True):
@@ -221,14 +230,20 @@ def _dots(
 
 
 def _mix(
-    k: Kernel, sums: list[list[Register]], weights: Sequence[Expr], values: Buffer, at: Expr
+    k: Kernel,
+    sums: list[list[Register]],
+    weights: Sequence[Expr],
+    values: Buffer,
+    value: Expr,
+    column: int,
 ) -> None:
-    """Add the vectors of one value row from `at` on, times a weight for each row of `sums`."""
-    loaded = [k.let(k.floats(values, at + i * LANES)) for i in range(len(sums[0]))]
+    """Add a value row's vectors from `column` on, times a weight for each row of `sums`."""
+    columns = range(column, column + len(sums[0]) * LANES, LANES)
+    loaded = [k.let(emit_row_values(k, values, value, at)) for at in columns]
     for weight, row in zip(weights, sums, strict=True):
         factor = k.let(k.splat(weight))
-        for value, total in zip(loaded, row, strict=True):
-            total.set(k.fma(factor, value, total.get()))
+        for vector, total in zip(loaded, row, strict=True):
+            total.set(k.fma(factor, vector, total.get()))
 
 
 @op("attention")
@@ -273,7 +288,7 @@ class Attention(Op):
 
     def reference(self, rows: int, *arrays: Array) -> tuple[Array, ...]:
         q, ends, k_cache, v_cache = arrays
-        size = k_cache.shape[2]
+        size = head_width(k_cache)
         q = q[:rows].reshape(rows, -1, size)
         heads = q.shape[1]
         group = heads // len(k_cache)
@@ -285,7 +300,7 @@ class Attention(Op):
             if not len(at):
                 continue
             for h in range(heads):
-                keys, values = (c[h // group, at].astype(np.float64) for c in (k_cache, v_cache))
+                keys, values = (cache_values(c[h // group, at]) for c in (k_cache, v_cache))
                 score = keys @ q[t, h] * self.scale
                 weight = np.exp(score - score.max())
                 out[t, h] = weight @ values / weight.sum()
@@ -295,7 +310,7 @@ class Attention(Op):
     def numeric_class(self, *types: TensorType) -> str:
         cache = types[2]
         return (
-            f"f32 x {cache.dtype}->f32 over {cache.max_shape[2]}, 16 lanes, tree of 16; "
+            f"f32 x {reads(cache)}->f32 over {cache.max_shape[2]}, 16 lanes, tree of 16; "
             "softmax f32, one split, sum by 16 lanes from the first visible position; "
             "values in position order"
         ) + (f"; {ROUNDINGS[self.to]}" if self.rounds else "")
@@ -324,6 +339,7 @@ class Attention(Op):
             start = SHARE * self._pitch(k_cache.type)
             out = k.part(scratch, start, BATCH_ROWS * width(self, q.type))
         kv_heads, limit, size = k_cache.type.max_shape
+        step = row_step(k_cache.type)
         heads = width(self, q.type) // size
         share = _divisor(heads // kv_heads)
         scores = [h * self._pitch(k_cache.type) for h in range(share)]
@@ -337,7 +353,7 @@ class Attention(Op):
 
                 def cached(j: Expr, plane: Expr = plane, start: Expr = start) -> Expr:
                     slot = k.let(start + j)
-                    return k.let((plane + k.select(slot >= limit, slot - limit, slot)) * size)
+                    return k.let((plane + k.select(slot >= limit, slot - limit, slot)) * step)
 
                 with k.loop(k.floor_div(count + (KEYS - 1), KEYS)) as j:
                     at = [cached(k.minimum(j * KEYS + i, count - 1)) for i in range(KEYS)]
@@ -351,7 +367,7 @@ class Attention(Op):
                     mixed = [[k.register(k.splat(0.0)) for _ in range(columns)] for _ in rows]
                     with k.loop(count) as j:
                         weights = [k.load(scratch, score + j) for score in scores]
-                        _mix(k, mixed, weights, v_cache, cached(j) + c)
+                        _mix(k, mixed, weights, v_cache, cached(j), c)
                     for row, unit, vectors in zip(rows, inverse, mixed, strict=True):
                         for i, total in enumerate(vectors):
                             value = total.get() * k.splat(unit)
@@ -406,4 +422,6 @@ class Attention(Op):
             sample(16, 1, 16, 40, 0, "f32"),
             sample(4, 2, 64, 64, 24, "f16", "a8"),
             sample(4, 2, 64, 64, 24, "f16", "bf16"),
+            sample(4, 1, 128, 64, 0, "q8_0_rows"),
+            sample(2, 2, 32, 24, 17, "q8_0_rows", "a8"),
         ]

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from memra_compiler.ir.types import BLOCKS, TensorType
+from memra_compiler.ir.types import TensorType
 
 
 class Lazy:
@@ -40,7 +40,7 @@ _TVM_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "uint16", "i32": "int
 
 @dataclass(frozen=True)
 class Buffer:
-    """A flat operand of a kernel. Quantised weights are bytes."""
+    """A flat operand of a kernel. Quantised weights and cache rows are bytes."""
 
     type: TensorType
     data: Any
@@ -313,7 +313,7 @@ def _vector(dtype: str, lanes: int) -> str:
 
 def _element(type: TensorType) -> str:
     """TVM's element type of a flat operand."""
-    return "uint8" if type.dtype in BLOCKS else _TVM_DTYPES[type.dtype]
+    return _TVM_DTYPES.get(type.dtype, "uint8")
 
 
 def build_kernel(symbol: str, types: Sequence[TensorType], scratch_floats: int, emit: Any) -> Any:
@@ -333,7 +333,7 @@ def build_kernel(symbol: str, types: Sequence[TensorType], scratch_floats: int, 
         pointers = [T.arg(f"p{i}", T.handle(_element(t))) for i, t in enumerate(everything)]
         buffers = []
         for pointer, type in zip(pointers, everything, strict=True):
-            size = type.nbytes if type.dtype in BLOCKS else type.elements
+            size = type.elements if type.dtype in _TVM_DTYPES else type.nbytes
             data = T.decl_buffer((size,), _element(type), data=pointer)
             buffers.append(Buffer(type, data))
         emit(Kernel(rows), *buffers)

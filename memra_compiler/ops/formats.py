@@ -30,7 +30,7 @@ def _bytes(k: Kernel, w: Buffer, at: Expr) -> Expr:
     return k.cast(k.load(w, at, LANES), "int32", LANES)
 
 
-def _half(k: Kernel, w: Buffer, at: Expr) -> Expr:
+def spread_half(k: Kernel, w: Buffer, at: Expr) -> Expr:
     """A float16 at an even byte offset, as float32 in every lane.
 
     Spread before it is widened: a lone float16 would be inserted into a register that the last
@@ -59,7 +59,7 @@ def _spread(k: Kernel, vector: Expr, lane: int) -> Expr:
 
 
 def _read_q8_0(k: Kernel, w: Buffer, at: Expr) -> Chunks:
-    scale = _half(k, w, at)
+    scale = spread_half(k, w, at)
 
     def chunk(c: int) -> Expr:
         q = k.reinterpret(k.load(w, at + 2 + LANES * c, LANES), "int8", LANES)
@@ -69,7 +69,7 @@ def _read_q8_0(k: Kernel, w: Buffer, at: Expr) -> Chunks:
 
 
 def _read_q4_0(k: Kernel, w: Buffer, at: Expr) -> Chunks:
-    scale, q = _half(k, w, at), k.let(_bytes(k, w, at + 2))
+    scale, q = spread_half(k, w, at), k.let(_bytes(k, w, at + 2))
 
     def chunk(c: int) -> Expr:
         nibble = q >> _int(k, 4) if c else q & _int(k, 15)
@@ -91,7 +91,7 @@ def _read_k(k: Kernel, w: Buffer, at: Expr, q: Callable[[int], Expr]) -> Chunks:
     low = low >> _by_lane(k, 12, _int(k, 0), _int(k, 4))
     low = low & _by_lane(k, 8, _int(k, 63), _int(k, 15))
     high = (high >> _int(k, 2)) & _by_lane(k, 8, _int(k, 0), _int(k, 48))
-    scale, minimum = _half(k, w, at), k.splat(0.0) - _half(k, w, at + 2)
+    scale, minimum = spread_half(k, w, at), k.splat(0.0) - spread_half(k, w, at + 2)
     by_four = [*range(4), *range(20, 24)]
     unit = k.shuffle([scale, minimum], [*by_four, *by_four])
     scales = k.let(_float(k, low | high) * unit)
@@ -130,7 +130,7 @@ def _read_q5_k(k: Kernel, w: Buffer, at: Expr) -> Chunks:
 
 def _read_q6_k(k: Kernel, w: Buffer, at: Expr) -> Chunks:
     scales = k.reinterpret(k.load(w, at + 192, LANES), "int8", LANES)
-    scales = k.let(_float(k, scales) * _half(k, w, at + 208))
+    scales = k.let(_float(k, scales) * spread_half(k, w, at + 208))
     high = [k.let(_bytes(k, w, at + 128 + LANES * part)) for part in range(4)]
 
     def chunk(c: int) -> Expr:

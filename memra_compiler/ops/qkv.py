@@ -90,6 +90,6 @@ class NormRopeQKV(Op):
                 (("v_norm", v_norm),),
                 values=(("positions", positions),),
             )
-            for dtype in ("f32", "f16", "bf16")
+            for dtype in ("f32", "f16", "bf16", "q8_0_rows")
             for v_norm in ("unit", "none")
         ]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -38,18 +39,25 @@ ROUNDINGS = {
 INFINITY_BITS = 0x7F800000
 
 
-def quantise_reference(x: Array) -> Array:
-    """The values `a8` rows stand for: q * d, d = max|x| / 127, q = rint(x * (127 / max|x|)).
+def quantised_blocks(x: Array, scale: type[np.floating[Any]] = np.float32) -> tuple[Array, Array]:
+    """Blocks of 32 of rows [..., D]: q [..., D / 32, 32] and d [..., D / 32, 1] of type `scale`.
 
-    A block with a NaN or an infinity is NaN throughout: q = 0, d = NaN.
+    d = max|x| / 127, q = rint(x * (127 / max|x|)). Where d is 0, so is q. A block with a NaN or an
+    infinity is NaN throughout: q = 0, d = NaN.
     """
     blocks = x.astype(np.float32).reshape(*x.shape[:-1], -1, BLOCK)
     top = np.abs(blocks).max(axis=-1, keepdims=True)
     finite = np.isfinite(top)
-    inverse = np.divide(np.float32(127), top, out=np.zeros_like(top), where=top > 0)
-    q = np.rint(np.where(finite, blocks, 0) * inverse).astype(np.float64)
-    scale = np.where(finite, top / np.float32(127), np.nan).astype(np.float64)
-    out: Array = (q * scale).reshape(x.shape)
+    with np.errstate(over="ignore", invalid="ignore"):
+        d = np.where(finite, top / np.float32(127), np.nan).astype(scale)
+    inverse = np.divide(np.float32(127), top, out=np.zeros_like(top), where=d > 0)
+    return np.rint(np.where(finite, blocks, 0) * inverse), d
+
+
+def quantise_reference(x: Array) -> Array:
+    """The values `a8` rows stand for, q * d."""
+    q, d = quantised_blocks(x)
+    out: Array = (q.astype(np.float64) * d.astype(np.float64)).reshape(x.shape)
     return out
 
 
@@ -69,8 +77,10 @@ def unpack(data: Array, type: TensorType) -> Array:
     return out
 
 
-def emit_block(k: Kernel, out: Buffer, at: Expr, low: Expr, high: Expr) -> None:
-    """Quantise 32 values (two vectors) into the block at byte `at`.
+def emit_quantised(
+    k: Kernel, low: Expr, high: Expr, scale: str = "float32"
+) -> tuple[Expr, tuple[Expr, Expr]]:
+    """The d of 32 values (two vectors), of type `scale`, and their q as bytes.
 
     The bits of |x| order floats as their values do, and a NaN comes last.
     """
@@ -79,14 +89,24 @@ def emit_block(k: Kernel, out: Buffer, at: Expr, low: Expr, high: Expr) -> None:
     largest = k.fold(k.maximum(*sizes), k.maximum)
     finite = k.let(largest < k.const(INFINITY_BITS, "int32"))
     top = k.let(k.reinterpret(largest, "float32"))
-    inverse = k.splat(k.let(k.select(top > 0.0, k.const(127.0) / top, k.const(0.0))))
     d = k.select(finite, top / k.const(127.0), k.const(float("nan")))
-    k.store(out, at, k.reinterpret(d, "uint8", 4), 4)
+    kept = top
+    if scale != "float32":
+        d = k.let(k.cast(d, scale))
+        kept = k.cast(d, "float32")  # 0 where it is too small
+    inverse = k.splat(k.let(k.select(kept > 0.0, k.const(127.0) / top, k.const(0.0))))
     mask = k.splat(k.let(k.select(finite, k.int32(-1), k.int32(0))))
-    for i, b in enumerate(bits):
-        v = k.reinterpret(b & mask, "float32", LANES)
-        q = k.cast(k.rint(v * inverse), "int8", LANES)
-        k.store(out, at + 4 + i * LANES, k.reinterpret(q, "uint8", LANES), LANES)
+    values = (k.reinterpret(b & mask, "float32", LANES) for b in bits)
+    first, last = (k.cast(k.rint(v * inverse), "int8", LANES) for v in values)
+    return d, (k.reinterpret(first, "uint8", LANES), k.reinterpret(last, "uint8", LANES))
+
+
+def emit_block(k: Kernel, out: Buffer, at: Expr, low: Expr, high: Expr) -> None:
+    """Quantise 32 values (two vectors) into the `a8` block at byte `at`."""
+    d, q = emit_quantised(k, low, high)
+    k.store(out, at, k.reinterpret(d, "uint8", 4), 4)
+    for i, part in enumerate(q):
+        k.store(out, at + 4 + i * LANES, part, LANES)
 
 
 def emit_rounded(k: Kernel, out: Buffer, block: Expr, low: Expr, high: Expr) -> None:

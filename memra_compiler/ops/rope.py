@@ -254,14 +254,14 @@ def emit_norm_rope(
     w: Buffer,
     angles: Buffer,
     t: Expr,
-    out: Buffer,
-    out_at: Expr,
+    out: Buffer | Any,
+    out_at: Expr | int,
     eps: float,
 ) -> None:
     """Norm and rotate the head of x at `at`, and store it in `out` at `out_at`."""
     size = w.type.max_shape[0]
     half = size // 2
-    at, out_at = k.let(at), k.let(out_at)
+    at, out_at = k.let(at), k.let(k.index(out_at))
     inverse = k.splat(emit_rms(k, x, at, size, eps))
     with k.loop(half // LANES) as i:
         halves = []

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from memra_compiler.drafters.base import DraftPlace
 from memra_compiler.ir.graph import Module
+from memra_compiler.ir.types import CACHE_DTYPES
 from memra_compiler.layers.build import LayerBuild, ModuleBuilder, ProgramBuilder
 from memra_compiler.ops.activation import SoftCap
 from memra_compiler.ops.again import Again
@@ -126,9 +127,10 @@ class _Rounds:
         self, b: ProgramBuilder, section: str, index: int, kind: str, positions: str, ends: str
     ) -> LayerBuild:
         stack = getattr(self.spec, section)
+        kv = self.spec.runtime.kv
         return LayerBuild(
             b, section, index, kind, stack.width, stack.norm_eps, positions, ends,
-            self.cache_rows, self.spec.runtime.kv,
+            self.cache_rows, CACHE_DTYPES.get(kv, kv),
         )  # fmt: skip
 
     def hidden_rows(self, b: ProgramBuilder, tokens: str) -> str:

@@ -46,6 +46,8 @@ def check_sections(sections: Sections) -> Iterator[Problem]:
         yield from _readers(target, ("drafter",), drafter, inside=False)
     if sections.runtime:
         yield from _context(sections.runtime, target, sections.round)
+    if sections.runtime and target:
+        yield from _cache_rows(sections.runtime, target)
 
 
 def check_arch(section: str, arch: str) -> Iterator[Problem]:
@@ -214,3 +216,21 @@ def _context(
             label=f"must be at least {policy.depth.max + 2}",
             because=((("round", "depth", "max"), "`depth.max`"),),
         )
+
+
+def _cache_rows(runtime: Runtime, target: Target) -> Iterator[Problem]:
+    """Check that cached rows are whole blocks."""
+    block = BLOCK_ELEMENTS.get(runtime.kv, 1)
+    for name, kind in target.layer_kinds.items():
+        mixer = kind.mixer
+        if isinstance(mixer, AttentionParams) and mixer.head_dim % block:
+            here = ("target", "layer_kinds", name, "mixer", mixer.kind, "head_dim")
+            yield Problem(
+                ("runtime", "kv"),
+                f"a `{runtime.kv}` cache stores heads in blocks of {block}, but those of `{name}` "
+                f"are {mixer.head_dim} wide",
+                label=f"{mixer.head_dim} is not a multiple of {block}",
+                because=((here, "`head_dim`"),),
+                hint="`f16`, `bf16` and `f32` have no blocks",
+            )
+            return

@@ -116,7 +116,11 @@ class Runtime(Params):
     max_context: int = param(
         ge=1, unit="tokens", doc="Rows of the key/value cache: prompt plus produced text."
     )
-    kv: Literal["f32", "f16", "bf16"] = param("f16", doc="Element type of cached keys and values.")
+    kv: Literal["f32", "f16", "bf16", "q8_0"] = param(
+        "f16",
+        doc="Format of cached keys and values. `q8_0` is int8 with a scale per 32 values of a "
+        "head, a little over half the bytes of `f16`; heads must be multiples of 32 wide.",
+    )
     weights: Literal["as_stored"] = param(
         "as_stored", doc="Weights stay in the format of their file."
     )

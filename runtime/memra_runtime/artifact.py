@@ -110,7 +110,10 @@ class LaunchEntry:
 
 @dataclass(frozen=True)
 class PlaneEntry:
-    """One plane of the arena: byte offset, shape, element type and how it is rolled back."""
+    """One plane of the arena: byte offset, shape, element type and how it is rolled back.
+
+    A row of a plane that is stored in blocks (`q8_0_rows`) counts in bytes.
+    """
 
     id: str
     offset: int

@@ -13,8 +13,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from memra_compiler.ops.kv_rows import cache_values
 from memra_runtime.artifact import Manifest
 from memra_runtime.bench import BenchResult, Options, files, run_bench
 from memra_runtime.bench.costs import cost, program, readers
@@ -101,13 +103,34 @@ def test_verify_costs_more_with_each_row_and_one_row_costs_a_plain_step(
     assert all(a.bytes < b.bytes and a.flops < b.flops for a, b in pairwise(costs))
 
 
-def test_a_full_context_costs_what_the_manifest_says(tiny_model: Model) -> None:
-    manifest: Manifest = tiny_model.manifest
+@pytest.mark.parametrize("kv", ["f32", "q8_0"])
+def test_a_full_context_costs_what_the_manifest_says(
+    kv: str, tiny_model: Model, kv8_model: Model
+) -> None:
+    manifest: Manifest = (kv8_model if kv == "q8_0" else tiny_model).manifest
     for name in ("draft", "plain_step", "verify", "prefill"):
         entry = program(manifest, name)
         full = cost(manifest, name, entry.rows, 2048)
         assert (full.bytes, full.flops) == (entry.bytes, entry.flops)
         assert cost(manifest, name, entry.rows, 100).bytes < entry.bytes
+
+
+def test_8_bit_caches_move_the_bytes_they_hold(tiny_model: Model, kv8_model: Model) -> None:
+    """Of the full layers, 100 positions: a key and a value of 128 floats, or of 144 bytes."""
+    for model, row in ((tiny_model, 512), (kv8_model, 144)):
+        near, far = (cost(model.manifest, "plain_step", 1, n) for n in (1000, 1100))
+        assert far.bytes - near.bytes == 100 * 2 * row
+        assert far.flops - near.flops == 100 * 4 * 4 * 128
+
+
+def test_other_contexts_of_8_bit_caches_are_filled_with_numbers(kv8_model: Model) -> None:
+    options = Options(IDS, max_new=8, repeat=2, stream_repeat=1, contexts=(300,))
+    found = run_bench(kv8_model, options).contexts
+    assert {c.context_tokens for c in found} == {300}
+    assert np.isfinite(kv8_model.device.value("verify", "target.logits")[0]).all()
+    cache = cache_values(kv8_model.device.plane("target.layers.5.v"))
+    assert np.isfinite(cache).all()
+    assert 0 < np.abs(cache[:, 1000]).max() < 1
 
 
 def test_drafter_layers_read_the_caches_they_are_wired_to(tiny_model: Model) -> None:

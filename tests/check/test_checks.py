@@ -30,6 +30,14 @@ def test_bundled_pair_passes_every_check(report: Report) -> None:
     assert report.passed
 
 
+def test_pair_with_8_bit_caches_passes_every_check(kv8_model: Model) -> None:
+    """Cache rows are compared as they are stored: values, scales and zeros."""
+    report = run_checks(kv8_model, Options(quick=True, max_new=48))
+    assert [(c.name, c.status) for c in report.checks] == [(n, "PASS") for n in CHECKS]
+    assert all(arm.caught_by for arm in report.red_arms)
+    assert report.passed
+
+
 def test_every_red_arm_is_caught_by_a_named_check(report: Report) -> None:
     caught = {arm.name: arm.caught_by for arm in report.red_arms}
     assert caught == {

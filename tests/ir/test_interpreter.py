@@ -12,6 +12,7 @@ from ir_support import read, toy
 from memra_compiler.interpret import Interpreter, make_weight
 from memra_compiler.ir.errors import IRError
 from memra_compiler.ir.graph import Call, Module, Sequence
+from memra_compiler.ops.kv_rows import cache_values
 from memra_runtime.artifact import slot
 
 IDS = '%ids : i32[T<=4] = read_tokens(@batch, @state) {limit = 4} label "ids"\n'
@@ -52,6 +53,21 @@ def test_plane_rounds_what_is_stored(dtype: str) -> None:
     assert kept.dtype == {"f16": np.float16, "bf16": ml_dtypes.bfloat16}[dtype]
     assert (kept == exact.astype(kept.dtype)).all()
     assert (kept.astype(np.float64) != exact).any()
+
+
+def test_plane_of_8_bits_holds_bytes() -> None:
+    module = toy(APPEND)
+    planes = {
+        name: replace(p, type=replace(p.type, dtype="q8_0_rows")) if name in "kv" else p
+        for name, p in module.planes.items()
+    }
+    run = machine(replace(module, planes=planes))
+    run.put(rows=1)
+    run.run("p")
+    kept, exact = run.planes["k"], run.values["p"]["x"][0]
+    assert (kept.shape, kept.dtype) == ((1, 24, 48), np.uint8)
+    got = cache_values(kept)[0, 0]
+    assert 0 < np.abs(got - exact).max() <= np.abs(exact).max() / 200
 
 
 def test_sequence_repeats_by_a_counter_read_once() -> None:

@@ -44,7 +44,9 @@ def test_comments_and_blank_lines_are_skipped() -> None:
     assert read(text) == read(FULL)
 
 
-@pytest.mark.parametrize("text", ["f32[]", "i32[7]", "q4_k[T<=8, 256]", "bf16[2, 3, 4] tiles"])
+@pytest.mark.parametrize(
+    "text", ["f32[]", "i32[7]", "q4_k[T<=8, 256]", "bf16[2, 3, 4] tiles", "q8_0_rows[2, 9, 64]"]
+)
 def test_type_round_trips(text: str) -> None:
     assert str(parse_type(text)) == text
 
@@ -52,6 +54,8 @@ def test_type_round_trips(text: str) -> None:
 def test_type_knows_its_bytes() -> None:
     assert TensorType((Sym("T", 8), 256), "q4_k").nbytes == 8 * 144
     assert TensorType((3, 64), "q8_0").row_bytes == 68
+    assert TensorType((2, 5, 64), "q8_0_rows").row_bytes == 80  # 64 and 4, in sixteens
+    assert TensorType((2, 5, 256), "q8_0_rows").stored_shape == (2, 5, 272)
     assert TensorType((), "f32").nbytes == 4
     assert TensorType((2, Sym("T", 3), 5), "bf16").elements == 30
 

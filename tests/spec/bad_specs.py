@@ -162,6 +162,9 @@ BAD = [
          "q_norm: rms\n          rope: {base: 1e5}", "conflict@71:24"),
     edit("format_blocks", "  formats: {matrix: q8_0, embed: q8_0, norm: f32}\n  width: 128",
          "  formats: {matrix: q8_0, embed: q6_k, norm: f32}\n  width: 128", "conflict@53:34"),
+    Bad("cache_blocks", ("conflict@99:7",),
+        (("head_dim: 64", "head_dim: 80"), ("head_dim: 64", "head_dim: 80"),
+         ("kv: f32", "kv: q8_0"))),
     edit("context_too_long", "max_context: 2048", "max_context: 9000", "conflict@98:16"),
     edit("context_too_short", "max_context: 2048", "max_context: 6", "conflict@98:16"),
     # --- auto ---

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memra_runtime.artifact import Manifest, PlaneEntry, ProgramEntry
+import numpy as np
 
-_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+from memra_runtime.artifact import Manifest, PlaneEntry, ProgramEntry
+from memra_runtime.device import DTYPES
+
 #: Programs whose layers attend, and the section of the spec that has these layers.
 _SECTIONS = {"draft": "drafter", "plain_step": "target", "verify": "target", "prefill": "target"}
 
@@ -31,14 +33,15 @@ class Reader:
 
     plane: PlaneEntry
     heads: int
+    head_dim: int
     span: int
 
     def unseen(self, seen: int, rows: int) -> Cost:
         """The part of the manifest's cost that a shorter context saves."""
-        kv_heads, _, size = self.plane.shape
+        kv_heads, _, stored = self.plane.shape
         missing = max(0, self.span - seen)
-        read = 2 * kv_heads * missing * size * _BYTES[self.plane.dtype]
-        return Cost(read, 4 * rows * self.heads * missing * size)
+        read = 2 * kv_heads * missing * stored * np.dtype(DTYPES[self.plane.dtype]).itemsize
+        return Cost(read, 4 * rows * self.heads * missing * self.head_dim)
 
 
 def program(manifest: Manifest, name: str) -> ProgramEntry:
@@ -59,7 +62,8 @@ def readers(manifest: Manifest, section: str) -> Iterator[Reader]:
             owners = [f"target.layers.{i}.k" for i, k in enumerate(layers) if k == wanted]
             found = next((planes[name] for name in reversed(owners) if name in planes), None)
         if found is not None:
-            yield Reader(found, mixer["heads"], mixer.get("window") or found.shape[1])
+            span = mixer.get("window") or found.shape[1]
+            yield Reader(found, mixer["heads"], mixer["head_dim"], span)
 
 
 def cost(manifest: Manifest, name: str, rows: int, context: int) -> Cost:

@@ -251,7 +251,8 @@ def fill_caches(clock: RoundClock) -> None:
     """Put small finite numbers into every cache row: zeros would flatter."""
     noise = np.random.default_rng(0).normal(0, 0.1, 1 << 16).astype(np.float32)
     stored: dict[str, npt.NDArray[Any]] = {"f32": noise, "f16": noise.astype(np.float16),
-              "bf16": (noise.view(np.uint32) >> 16).astype(np.uint16)}  # fmt: skip
+              "bf16": (noise.view(np.uint32) >> 16).astype(np.uint16),
+              "q8_0_rows": noise.view(np.uint8) % 16}  # fmt: skip  # scales below 0.001
     for place in clock.device.manifest.planes:
         if place.rollback == "truncate":
             clock.device.plane(place.id)[...] = np.resize(stored[place.dtype], place.shape)

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import numpy as np
+
 from memra_runtime.artifact import Manifest
+
+#: NumPy types of plane elements; bf16 is read as raw 16-bit words, rows of blocks as bytes.
+DTYPES: Mapping[str, type[np.generic]] = {
+    "f32": np.float32,
+    "f16": np.float16,
+    "bf16": np.uint16,
+    "i32": np.int32,
+    "q8_0_rows": np.uint8,
+}
 
 
 class Device(Protocol):

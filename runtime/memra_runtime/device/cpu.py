@@ -17,9 +17,7 @@ import numpy.typing as npt
 import tvm_ffi
 
 from memra_runtime.artifact import LIBRARY, Manifest, PlaneEntry, ValueEntry, slot
-
-#: NumPy types of plane elements; bf16 is read as raw 16-bit words.
-DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "i32": np.int32}
+from memra_runtime.device import DTYPES
 
 #: Size of a DLTensor in 64-bit words; the data pointer is the first.
 _DLTENSOR_WORDS = 6

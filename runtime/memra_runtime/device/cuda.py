@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memra_runtime.artifact import LaunchEntry, Manifest, PlaneEntry, ValueEntry, slot
+from memra_runtime.device import DTYPES
 from memra_runtime.device.cuda_driver import (
     Context,
     Event,
@@ -31,8 +32,6 @@ from memra_runtime.device.cuda_driver import (
 from memra_runtime.device.cuda_loop import can_loop, capture_burst
 from memra_runtime.device.cuda_upload import Progress, upload_weights
 from memra_runtime.errors import fail
-
-DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "i32": np.int32}
 
 #: Tokens of a burst at most: what an interrupted run has to wait for.
 BURST_TOKENS = 64
