@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from memra_compiler.ir.types import TensorType
+from memra_compiler.ir.types import CACHE_BLOCKS, TensorType
 from memra_compiler.ops.attention import Attention
 from memra_compiler.ops.base import expect
 from memra_compiler.ops.cuda import CudaArch, Launch
@@ -18,13 +18,14 @@ from memra_compiler.ops.cuda_params import (
     VECTOR,
     WARP,
     bound,
-    c_type,
+    cache_type,
     ceil_div,
     columns,
     launch,
     output_rows,
     row_format,
 )
+from memra_compiler.ops.kv_rows import reads
 from memra_runtime.artifact import BATCH_ROWS
 
 THREADS = 256
@@ -93,6 +94,8 @@ class AttentionPlan:
     tensor_cores: bool
     head_dim: int
     max_rows: int
+    #: Bytes of a row that is copied before it is widened; 0 where rows are used as they are.
+    packed_row: int = 0
 
     def shared_bytes(self, row_tiles: int) -> int:
         """Dynamic shared memory of a block, as `AttentionShared` and `PlainShared` lay it out."""
@@ -103,7 +106,8 @@ class AttentionPlan:
         queries = self.query_parts * pairs * row
         scores = pairs * 4 * (self.unit + 4)
         softmax = pairs * 4 * (2 + WARP)
-        return queries + 2 * self.unit * row + scores + softmax + plan
+        units = self.unit * (row + 2 * self.packed_row if self.packed_row else 2 * row)
+        return queries + units + scores + softmax + plan
 
     def row_tiles(self, arch: CudaArch, pairs: int) -> int:
         """Tiles of a block: as many as fit, and no more than `pairs` (row, head) pairs fill."""
@@ -137,8 +141,9 @@ def plan_attention(op: Attention, arch: CudaArch, *types: TensorType) -> Attenti
     density = 2 if head_dim <= NARROW_HEAD else 1
     slots = max(1, density * arch.multiprocessors // kv_heads)
     parts = 2 if cache.dtype == "bf16" else 1  # bf16 alone would lose half of a query's bits
+    packed = cache.row_bytes if cache.dtype in CACHE_BLOCKS else 0
     for unit in UNITS if cache.dtype != "f32" and head_dim % 32 == 0 else ():
-        plan = AttentionPlan(unit, slots, parts, True, head_dim, bound(q))
+        plan = AttentionPlan(unit, slots, parts, True, head_dim, bound(q), packed)
         widest = dataclasses.replace(plan, max_rows=BATCH_ROWS)  # T must not choose the unit
         if widest.shared_bytes(1) + RESERVED_BYTES <= arch.shared_bytes:
             return plan
@@ -158,10 +163,10 @@ def attention_class(op: Attention, arch: CudaArch, *types: TensorType) -> str:
     cache = types[2]
     cut = f"units of {plan.unit}, folded into at most {plan.slots} splits by the row's end"
     if not plan.tensor_cores:
-        return f"f32 x {cache.dtype}->f32, fma over lanes, tree of 32; softmax f32 exp2; {cut}"
-    terms = f"{plan.query_parts} x {cache.dtype}"
+        return f"f32 x {reads(cache)}->f32, fma over lanes, tree of 32; softmax f32 exp2; {cut}"
+    terms = f"{plan.query_parts} x {'f16' if plan.packed_row else cache.dtype}"
     return (
-        f"({terms}) x {cache.dtype}, mma k16 f32, even and odd steps; softmax f32 exp2; "
+        f"({terms}) x {reads(cache)}, mma k16 f32, even and odd steps; softmax f32 exp2; "
         f"weights {terms}, mma k16 f32 in position order; {cut}"
     )
 
@@ -176,7 +181,7 @@ def attention_launches(op: Attention, arch: CudaArch, *types: TensorType) -> tup
     tiles = plan.row_tiles(arch, pairs)
     shared = plan.shared_bytes(tiles)
     plain = PlainAttentionParams(
-        op.scale, plan.unit, op.span, plan.slots, c_type(op, cache), head_dim, heads, kv_heads,
+        op.scale, plan.unit, op.span, plan.slots, cache_type(op, cache), head_dim, heads, kv_heads,
         cache_rows, rows, shared,
     )  # fmt: skip
     grid = (plan.partials(op.span), kv_heads, ceil_div(pairs, plan.block_pairs(tiles)))

@@ -18,6 +18,7 @@ from memra_compiler.ops.cuda_params import (
     WARP,
     bound,
     c_type,
+    cache_type,
     ceil_div,
     columns,
     launch,
@@ -285,7 +286,7 @@ def norm_rope_append_launches(
     params = NormRopeAppendParams(
         head_dim, kv_heads, cache_rows, WARPS, splits, whole_tiles(bound(k)),
         row_stride or columns(k), op.v_norm == "unit", op.eps, c_type(op, weight),
-        c_type(op, cache),
+        cache_type(op, cache),
     )  # fmt: skip
     grid = _head_grid(bound(k) * 2 * kv_heads)
     return (launch(arch, "rope/norm_rope_append.cu.j2", params, grid, WARPS * WARP),)
@@ -302,7 +303,7 @@ def norm_rope_qkv_launches(
     params = NormRopeQKVParams(
         head_dim, heads, kv_heads, cache_rows, WARPS, splits, whole_tiles(bound(q)),
         q_stride or columns(q), kv_stride or columns(k), op.v_norm == "unit", op.eps,
-        c_type(op, q_weight), c_type(op, k_weight), c_type(op, cache),
+        c_type(op, q_weight), c_type(op, k_weight), cache_type(op, cache),
     )  # fmt: skip
     grid = _head_grid(bound(q) * (heads + 2 * kv_heads))
     return (launch(arch, "rope/norm_rope_qkv.cu.j2", params, grid, WARPS * WARP),)
@@ -315,7 +316,7 @@ def kv_append_launches(
     k, _, _, cache, _ = types
     kv_heads, cache_rows, head_dim = cache.max_shape
     params = KvAppendParams(
-        head_dim, kv_heads, cache_rows, WARPS, splits, whole_tiles(bound(k)), c_type(op, cache)
+        head_dim, kv_heads, cache_rows, WARPS, splits, whole_tiles(bound(k)), cache_type(op, cache)
     )
     grid = _head_grid(bound(k) * 2 * kv_heads)
     return (launch(arch, "attention/kv_append.cu.j2", params, grid, WARPS * WARP),)

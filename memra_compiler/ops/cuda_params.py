@@ -11,6 +11,9 @@ from memra_compiler.ops.cuda import TILE_ROWS, CudaArch, Launch
 #: C++ types of the float formats.
 C_TYPES = {"f32": "float", "f16": "__half", "bf16": "__nv_bfloat16"}
 
+#: The same of cache rows.
+CACHE_TYPES = C_TYPES | {"q8_0_rows": "Q8"}
+
 WARP = 32
 #: Elements a thread reads at once.
 VECTOR = 4
@@ -43,6 +46,13 @@ def c_type(op: Op, type: TensorType) -> str:
     """The C++ type of a float operand's elements."""
     expect(type.dtype in C_TYPES, op, f"CUDA kernels read {', '.join(C_TYPES)}, got {type}")
     return C_TYPES[type.dtype]
+
+
+def cache_type(op: Op, type: TensorType) -> str:
+    """The C++ type of a cache's elements."""
+    known = type.dtype in CACHE_TYPES
+    expect(known, op, f"CUDA kernels cache {', '.join(CACHE_TYPES)}, got {type}")
+    return CACHE_TYPES[type.dtype]
 
 
 def row_format(op: Op, type: TensorType) -> str:

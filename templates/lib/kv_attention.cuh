@@ -3,7 +3,8 @@
 // A block has one K/V head and one slot of splits. Its rows are the (row, head of the group) pairs,
 // all at once, so that keys and values are read once. Per unit: the warps share the scores by keys
 // and rows, then the softmax by rows, then the values by columns. The next unit's keys arrive
-// during softmax and values, its values during the next scores.
+// during softmax and values, its values during the next scores. Rows of q8_0 are widened once they
+// are here, keys and values in turn in one buffer, and the next unit's arrive from then on.
 //
 // Of a block's first unit, the rows that were committed before the program began lie still, so they
 // are copied while the kernels before still run. Which unit that is, is a guess from the position.
@@ -13,10 +14,10 @@
 
 // What a kernel is compiled for. kRowTiles: tiles of 16 (row, head) pairs a block holds.
 // kQueryParts: 2 splits each query into two terms, for caches coarser than float16.
-template <typename Element_, typename Splits_, int kHeadDim_, int kHeads_, int kKvHeads_,
+template <typename Cache_, typename Splits_, int kHeadDim_, int kHeads_, int kKvHeads_,
           int kCacheRows_, int kMaxRows_, int kRowTiles_, int kQueryParts_>
 struct AttentionShape {
-  using Element = Element_;
+  using Cache = Cache_;
   using Splits = Splits_;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kHeads = kHeads_;
@@ -27,12 +28,16 @@ struct AttentionShape {
   static constexpr int kRowTiles = kRowTiles_;
   static constexpr int kQueryParts = kQueryParts_;
   static constexpr int kUnit = Splits::kUnit;
+  using Row = CacheRow<Cache, kHeadDim>;
+  using Element = typename Row::Value;
+  static constexpr bool kPacked = Row::kPacked;  // rows are widened before they are used
 
   static constexpr int kWarps = 8;
   static constexpr int kThreads = kWarps * kWarp;
   static constexpr int kTile = 16;                  // rows of one tensor-core tile
   static constexpr int kRows = kRowTiles * kTile;   // (row, head) pairs of a block
   static constexpr int kHeadStride = kHeadDim + 8;  // elements; 16 bytes more keep banks apart
+  static constexpr int kCopyStride = kPacked ? Row::kStep : kHeadStride;  // elements of the cache
   static constexpr int kScoreStride = kUnit + 4;    // floats; likewise
 
   // Scores: a warp has kKeyTiles tiles of 8 keys and every kRowWarps-th row tile.
@@ -50,12 +55,21 @@ struct AttentionShape {
   static_assert(2 * kQueryParts * kUnit <= 4 * kScoreStride, "weights lie where scores were");
 };
 
+// The keys or values of a unit, widened; nothing where they are used as they are copied.
+template <typename Shape, bool kPacked = Shape::kPacked>
+struct WideUnit {};
+
+template <typename Shape>
+struct WideUnit<Shape, true> {
+  typename Shape::Element wide[Shape::kUnit][Shape::kHeadStride];
+};
+
 // The dynamic shared memory of a block.
 template <typename Shape>
-struct AttentionShared {
+struct AttentionShared : WideUnit<Shape> {
   typename Shape::Element query[Shape::kQueryParts][Shape::kRows][Shape::kHeadStride];
-  typename Shape::Element key[Shape::kUnit][Shape::kHeadStride];
-  typename Shape::Element value[Shape::kUnit][Shape::kHeadStride];
+  typename Shape::Cache key[Shape::kUnit][Shape::kCopyStride];
+  typename Shape::Cache value[Shape::kUnit][Shape::kCopyStride];
   float score[Shape::kRows][Shape::kScoreStride];  // later the weights, as elements
   float shrink[Shape::kRows];
   float top[Shape::kRows];           // running softmax: the largest score so far
@@ -77,14 +91,18 @@ __device__ __forceinline__ float take_part(Element& part, float value) {
 
 template <typename Shape>
 struct AttentionBlock {
+  using Cache = typename Shape::Cache;
   using Element = typename Shape::Element;
   using Splits = typename Shape::Splits;
+  using Row = typename Shape::Row;
+  using Copied = Cache (*)[Shape::kCopyStride];
+  using Rows = Element (*)[Shape::kHeadStride];
   using Scratch =
       Partials<Splits, Shape::kMaxRows, Shape::kHeads, Shape::kHeadDim>;
 
   AttentionShared<Shape>& shared;
-  const Element* keys;    // of this K/V head: [kCacheRows][kHeadDim]
-  const Element* values;
+  const Cache* keys;      // of this K/V head: kCacheRows rows
+  const Cache* values;
   int first_pair;         // the block's first (row, head) pair
   int pairs;              // how many there are
   int kv_head;
@@ -135,11 +153,12 @@ struct AttentionBlock {
   // that whatever a cache holds there cannot reach a sum. With `kRest`, `early` rows are on their
   // way and all others are zero already.
   template <bool kRest>
-  __device__ __forceinline__ void copy_unit(Element (*to)[Shape::kHeadStride],
-                                            const Element* from, int start, KeyRange seen) {
-    constexpr int kChunk = 16 / sizeof(Element);
-    constexpr int kChunks = Shape::kHeadDim / kChunk;
-#pragma unroll 4
+  __device__ __forceinline__ void copy_unit(Copied to, const Cache* from, int start,
+                                            KeyRange seen) {
+    constexpr int kChunk = 16 / sizeof(Cache);
+    constexpr int kChunks = Row::kStep / kChunk;
+    constexpr int kUnroll = Shape::kPacked ? 2 : 4;  // more of packed rows would cost spills
+#pragma unroll kUnroll
     for (int i = threadIdx.x; i < Shape::kUnit * kChunks; i += Shape::kThreads) {
       const int key = i / kChunks;
       const int at = i % kChunks * kChunk;
@@ -147,9 +166,18 @@ struct AttentionBlock {
       const size_t row = static_cast<unsigned>(position) % Shape::kCacheRows;
       const bool present = position >= seen.first && position < seen.end;
       if (!kRest || (present && (position < early.first || position >= early.end))) {
-        copy_async(&to[key][at], from + row * Shape::kHeadDim + at, present);
+        copy_async(&to[key][at], from + row * Row::kStep + at, present);
       }
     }
+  }
+
+  // Start to copy a unit, if there is one, where another has been used up.
+  __device__ __forceinline__ void copy_next(Copied to, const Cache* from, int start,
+                                            KeyRange seen) {
+    if (start < seen.end) {
+      copy_unit<false>(to, from, start, seen);
+    }
+    copy_commit();
   }
 
   // Start on the first unit of `slot` as the plan will probably have it, with what lies still.
@@ -182,8 +210,25 @@ struct AttentionBlock {
     }
   }
 
+  // A unit that has arrived, in all threads, as tensor cores take it.
+  __device__ __forceinline__ Rows open_unit(Copied unit) {
+    if constexpr (Shape::kPacked) {
+      constexpr unsigned kChunks = Shape::kHeadDim / 8;
+#pragma unroll 4
+      for (unsigned i = threadIdx.x; i < Shape::kUnit * kChunks; i += Shape::kThreads) {
+        const unsigned key = i / kChunks;
+        const unsigned at = i % kChunks * 8;
+        *reinterpret_cast<uint4*>(&shared.wide[key][at]) = Row::values8(unit[key], at);
+      }
+      __syncthreads();
+      return shared.wide;
+    } else {
+      return unit;
+    }
+  }
+
   // Scores of the unit. Two running sums a score, over even and odd steps of 16 elements.
-  __device__ __forceinline__ void score_unit() {
+  __device__ __forceinline__ void score_unit(Rows keys) {
     const int key_warp = warp % Shape::kKeyWarps;
     const int row_warp = warp / Shape::kKeyWarps;
     float total[Shape::kWarpRowTiles][Shape::kKeyTiles][2][4] = {};
@@ -193,7 +238,7 @@ struct AttentionBlock {
 #pragma unroll
       for (int k = 0; k < Shape::kKeyTiles; ++k) {
         const int tile = key_warp * Shape::kKeyTiles + k;
-        load_matrix_x4(key[k], &shared.key[tile * 8 + lane % 8][at + lane / 8 * 8]);
+        load_matrix_x4(key[k], &keys[tile * 8 + lane % 8][at + lane / 8 * 8]);
       }
 #pragma unroll
       for (int part = 0; part < Shape::kQueryParts; ++part) {
@@ -276,7 +321,7 @@ struct AttentionBlock {
   }
 
   // Add the weighted values of the unit.
-  __device__ __forceinline__ void value_unit() {
+  __device__ __forceinline__ void value_unit(Rows values) {
 #pragma unroll
     for (int tile = 0; tile < Shape::kRowTiles; ++tile) {
       if (tile < row_tiles()) {
@@ -303,7 +348,7 @@ struct AttentionBlock {
         const int pair = warp + i * Shape::kWarps;
         if (pair < Shape::kColumnPairs) {
           load_matrix_x4_transposed(value[i],
-                                    &shared.value[key + lane % 16][pair * 16 + lane / 16 * 8]);
+                                    &values[key + lane % 16][pair * 16 + lane / 16 * 8]);
         }
       }
 #pragma unroll
@@ -412,23 +457,29 @@ struct AttentionBlock {
       const int next = start + Shape::kUnit;
       copy_wait<1>();  // all but the values of this unit
       __syncthreads();
+      const Rows arrived_keys = open_unit(shared.key);
+      if (Shape::kPacked) {
+        copy_next(shared.key, keys, next, seen);
+      }
       if (warp < Shape::kKeyWarps * Shape::kRowWarps) {
-        score_unit();
+        score_unit(arrived_keys);
       }
       __syncthreads();
-      if (next < seen.end) {
-        copy_unit<false>(shared.key, keys, next, seen);
+      if (!Shape::kPacked) {
+        copy_next(shared.key, keys, next, seen);
       }
-      copy_commit();
       weigh_unit(start, fold);
       copy_wait<1>();  // all but the keys of the next unit
       __syncthreads();
-      value_unit();
-      __syncthreads();
-      if (next < seen.end) {
-        copy_unit<false>(shared.value, values, next, seen);
+      const Rows arrived_values = open_unit(shared.value);
+      if (Shape::kPacked) {
+        copy_next(shared.value, values, next, seen);
       }
-      copy_commit();
+      value_unit(arrived_values);
+      __syncthreads();
+      if (!Shape::kPacked) {
+        copy_next(shared.value, values, next, seen);
+      }
     }
     copy_wait<0>();
     write_split(scratch, fold, split, slot);
@@ -438,11 +489,11 @@ struct AttentionBlock {
 // The block of a kernel with grid (slots, K/V heads, blocks of pairs); it may have no pairs.
 template <typename Shape>
 __device__ __forceinline__ AttentionBlock<Shape> attention_block(
-    int rows, const typename Shape::Element* k_cache, const typename Shape::Element* v_cache,
+    int rows, const typename Shape::Cache* k_cache, const typename Shape::Cache* v_cache,
     AttentionShared<Shape>& shared) {
   const int first_pair = blockIdx.z * Shape::kRows;
   const int kv_head = blockIdx.y;
-  const size_t plane = static_cast<size_t>(Shape::kCacheRows) * Shape::kHeadDim * kv_head;
+  const size_t plane = static_cast<size_t>(Shape::kCacheRows) * Shape::Row::kStep * kv_head;
   return {shared,
           k_cache + plane,
           v_cache + plane,

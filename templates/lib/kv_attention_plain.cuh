@@ -4,12 +4,13 @@
 
 #include "kv_split.cuh"
 
-template <typename Element_, typename Splits_, int kHeadDim_, int kHeads_, int kKvHeads_,
+template <typename Cache_, typename Splits_, int kHeadDim_, int kHeads_, int kKvHeads_,
           int kCacheRows_, int kMaxRows_>
 struct PlainShape {
-  using Element = Element_;
+  using Cache = Cache_;
   using Splits = Splits_;
   static constexpr int kHeadDim = kHeadDim_;
+  using Row = CacheRow<Cache, kHeadDim>;
   static constexpr int kHeads = kHeads_;
   static constexpr int kGroup = kHeads / kKvHeads_;
   static constexpr int kCacheRows = kCacheRows_;
@@ -33,14 +34,15 @@ struct PlainShared {
 
 template <typename Shape>
 struct PlainBlock {
-  using Element = typename Shape::Element;
+  using Cache = typename Shape::Cache;
+  using Row = typename Shape::Row;
   using Splits = typename Shape::Splits;
   using Scratch = Partials<Splits, Shape::kMaxRows, Shape::kHeads, Shape::kHeadDim>;
   static constexpr int kWarpRows = Shape::kRows / Shape::kWarps;
 
   PlainShared<Shape>& shared;
-  const Element* keys;  // of this K/V head: [kCacheRows][kHeadDim]
-  const Element* values;
+  const Cache* keys;  // of this K/V head: kCacheRows rows
+  const Cache* values;
   int first_pair;  // the block's first (row, head) pair
   int pairs;       // how many there are
   int kv_head;
@@ -57,7 +59,7 @@ struct PlainBlock {
   }
 
   static __device__ __forceinline__ size_t cached(int position) {
-    return static_cast<size_t>(position % Shape::kCacheRows) * Shape::kHeadDim;
+    return static_cast<size_t>(position % Shape::kCacheRows) * Row::kStep;
   }
 
   __device__ __forceinline__ void load_queries(const float* q, float scale) {
@@ -84,7 +86,7 @@ struct PlainBlock {
 #pragma unroll
       for (int i = 0; i < Shape::kLaneColumns; ++i) {
         const int at = lane + i * kWarp;
-        element[i] = at < Shape::kHeadDim ? widen(keys[cached(position) + at]) : 0.0f;
+        element[i] = at < Shape::kHeadDim ? Row::value(keys + cached(position), at) : 0.0f;
       }
       for (int pair = 0; pair < pairs; ++pair) {
         float total = 0.0f;
@@ -141,7 +143,7 @@ struct PlainBlock {
         const int from = max(start, seen.first);
         const int to = min(start + Shape::kUnit, seen.end);
         for (int position = from; position < to; ++position) {
-          const float value = widen(values[cached(position) + at]);
+          const float value = Row::value(values + cached(position), at);
 #pragma unroll
           for (int pair = 0; pair < Shape::kRows; ++pair) {
             sums[pair][j] = fmaf(shared.score[pair][position - start], value, sums[pair][j]);
@@ -202,8 +204,8 @@ struct PlainBlock {
 // The body of a kernel with grid (slots, K/V heads, blocks of pairs).
 template <typename Shape>
 __device__ __forceinline__ void plain_attention_body(int rows, const float* q, const int* ends,
-                                                     const typename Shape::Element* k_cache,
-                                                     const typename Shape::Element* v_cache,
+                                                     const typename Shape::Cache* k_cache,
+                                                     const typename Shape::Cache* v_cache,
                                                      float* scratch, float scale,
                                                      PlainShared<Shape>& shared) {
   const int first_pair = blockIdx.z * Shape::kRows;
@@ -212,7 +214,7 @@ __device__ __forceinline__ void plain_attention_body(int rows, const float* q, c
     return;
   }
   const int kv_head = blockIdx.y;
-  const size_t plane = static_cast<size_t>(Shape::kCacheRows) * Shape::kHeadDim * kv_head;
+  const size_t plane = static_cast<size_t>(Shape::kCacheRows) * Shape::Row::kStep * kv_head;
   PlainBlock<Shape> block{shared,
                           k_cache + plane,
                           v_cache + plane,

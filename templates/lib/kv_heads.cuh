@@ -2,37 +2,8 @@
 #pragma once
 
 #include "block_rows.cuh"
+#include "kv_rows.cuh"
 #include "math.cuh"
-
-// A few neighbouring elements that are read and written together.
-template <typename Element, int kCount>
-struct alignas(sizeof(Element) * kCount) Pack {
-  Element v[kCount];
-};
-
-__device__ __forceinline__ void round_to(float& to, float value) {
-  to = value;
-}
-
-__device__ __forceinline__ void round_to(__half& to, float value) {
-  to = __float2half_rn(value);
-}
-
-__device__ __forceinline__ void round_to(__nv_bfloat16& to, float value) {
-  to = __float2bfloat16_rn(value);
-}
-
-__device__ __forceinline__ float widen(float value) {
-  return value;
-}
-
-__device__ __forceinline__ float widen(__half value) {
-  return __half2float(value);
-}
-
-__device__ __forceinline__ float widen(__nv_bfloat16 value) {
-  return __bfloat162float(value);
-}
 
 // Halves of a head by rotary pair: element i and element i + kHeadDim / 2. Lane l holds the pairs
 // [l * kVector, (l + 1) * kVector) of every kStep pairs.
@@ -161,6 +132,71 @@ struct HeadPairs {
       }
     }
   }
+
+  // Rounded to q8_0. Which lanes hold a block depends on kHeadDim, so all join in for each.
+  __device__ __forceinline__ void write(Q8* to) const {
+    using Row = CacheRow<Q8, kHeadDim>;
+    unsigned top[2][kSteps];  // largest magnitude of the block that these values are in
+#pragma unroll
+    for (int block = 0; block < kHeadDim / Row::kBlock; ++block) {
+      unsigned most = 0;
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        most = in_block(0, i, block) ? max(most, largest(low[i])) : most;
+        most = in_block(1, i, block) ? max(most, largest(high[i])) : most;
+      }
+      most = __reduce_max_sync(kAllLanes, most);
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        top[0][i] = in_block(0, i, block) ? most : top[0][i];
+        top[1][i] = in_block(1, i, block) ? most : top[1][i];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      if (pair(i) < kPairs) {
+        write_part(to, pair(i), low[i], top[0][i]);
+        write_part(to, kPairs + pair(i), high[i], top[1][i]);
+      }
+    }
+    const int at = Row::kUsed + 2 * static_cast<int>(threadIdx.x % kWarp);
+    if (at < Row::kStep) {
+      *reinterpret_cast<unsigned short*>(to + at) = 0;
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ unsigned largest(const Floats& part) {
+    unsigned most = 0;
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      most = max(most, a8::magnitude(part.v[j]));
+    }
+    return most;
+  }
+
+  // Are this lane's values of step i, in the low (0) or high (1) half, in the block?
+  static __device__ __forceinline__ bool in_block(int half, int i, int block) {
+    constexpr int kBlock = CacheRow<Q8, kHeadDim>::kBlock;
+    const int first = half * kPairs + i * kStep;  // of all lanes; rules out most steps at once
+    const bool near = first < (block + 1) * kBlock && first + kStep > block * kBlock;
+    return near && pair(i) < kPairs && (half * kPairs + pair(i)) / kBlock == block;
+  }
+
+  static __device__ __forceinline__ void write_part(Q8* to, int at, const Floats& part,
+                                                    unsigned top) {
+    using Row = CacheRow<Q8, kHeadDim>;
+    const Q8Scale scale(top);
+    Pack<signed char, kVector> q;
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      q.v[j] = static_cast<signed char>(a8::quantise(part.v[j], scale.inverse));
+    }
+    *reinterpret_cast<Pack<signed char, kVector>*>(to + at) = q;
+    if (at % Row::kBlock == 0) {
+      Row::scale(to, at) = scale.d;
+    }
+  }
 };
 
 // Norm with weight and rotation of the head at `from`, written to `to`. `angles` are those of its
@@ -191,9 +227,9 @@ __device__ __forceinline__ void value_head(const float* from, size_t stride, flo
   head.write(to);
 }
 
-// The cache row [kHeadDim] of a head at a position; caches are [heads][kCacheRows][kHeadDim].
+// The cache row of a head at a position; caches are [heads][kCacheRows] rows of kHeadDim values.
 template <int kHeadDim, int kCacheRows, typename Element>
 __device__ __forceinline__ Element* cache_row(Element* cache, int head, int position) {
   const size_t row = static_cast<size_t>(head) * kCacheRows + position % kCacheRows;
-  return cache + row * kHeadDim;
+  return cache + row * CacheRow<Element, kHeadDim>::kStep;
 }

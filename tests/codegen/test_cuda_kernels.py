@@ -70,6 +70,8 @@ class Geometry:
 
 GEOMETRIES = (
     Geometry("31b", 8, 5376, 21504, 262144, 32, (16, 4), (256, 512), 1024, "f16", 4),
+    Geometry("31b_kv8", 8, 5376, 21504, 262144, 32, (16, 4), (256, 512), 1024, "q8_0_rows", 4),
+    Geometry("odd_kv8", 8, 384, 768, 1024, 6, (3, 1), (96, 1024), 32, "q8_0_rows", 1),
     Geometry("12b", 16, 3840, 15360, 262144, 16, (8, 1), (256, 512), 1024, "bf16", 2),
     Geometry("tiny", 6, 128, 256, 1024, 4, (2, 1), (32, 64), 32, "f32", 1),
 )
@@ -223,6 +225,10 @@ HOT = {
     ("31b", "norm_rope_qkv_512"): (128,),
     ("31b", "attention_256_a8"): (128, 64),
     ("31b", "attention_512_a8"): (255, 64),
+    ("31b_kv8", "norm_rope_qkv_256"): (64,),
+    ("31b_kv8", "norm_rope_qkv_512"): (128,),
+    ("31b_kv8", "attention_256_a8"): (128, 64),
+    ("31b_kv8", "attention_512_a8"): (255, 64),
     ("31b", "argmax"): (64, 32),
 }
 
@@ -299,7 +305,7 @@ def attention_types(rows: int, dtype: str = "f16") -> tuple[TensorType, ...]:
 
 def test_attention_class_does_not_depend_on_rows() -> None:
     for arch in ARCHS.values():
-        for dtype in ("f32", "f16", "bf16"):
+        for dtype in ("f32", "f16", "bf16", "q8_0_rows"):
             for span in (0, 1024):
                 classes = {
                     cuda_attention.attention_class(
