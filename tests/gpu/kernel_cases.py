@@ -18,18 +18,25 @@ from worst_errors import note
 from memra_compiler.ir.types import Sym, TensorType
 from memra_compiler.ops.base import Op
 from memra_compiler.ops.cuda import AnyLaunch
+from memra_compiler.ops.kv_rows import cache_values, encode_rows
 from memra_compiler.ops.quantise import quantise_reference
 
-STORAGE = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16, "i32": np.int32}
+STORAGE = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16, "i32": np.int32,
+           "q8_0_rows": np.uint8}  # fmt: skip
 POISON = 0x7E  # as a float 8.4e37, as a half NaN
 #: Largest error, relative to the largest value, by the coarsest type that is written.
-TOLERANCE = {"f32": 3e-6, "f16": 1e-3, "bf16": 8e-3, "i32": 0}
+TOLERANCE = {"f32": 3e-6, "f16": 1e-3, "bf16": 8e-3, "i32": 0, "q8_0_rows": 9e-3}
 
 Array = np.ndarray
 
 
 def rows_of(bound: int, *shape: int, dtype: str = "f32") -> TensorType:
     return TensorType((Sym("T", bound), *shape), dtype)
+
+
+def stored_rows(values: Array, dtype: str) -> Array:
+    """Rows of a cache as they are stored."""
+    return encode_rows(values) if dtype == "q8_0_rows" else values.astype(STORAGE[dtype])
 
 
 @dataclass
@@ -128,7 +135,8 @@ def exact(case: Case, operands: Sequence[Array]) -> list[Array]:
     found = []
     for i, array in enumerate(operands):
         value = joined(array, case.splits) if i in case.planes else array
-        found.append(value if value.dtype == np.int32 else value.astype(np.float64))
+        as_stored = value.dtype in (np.int32, np.uint8)  # bytes are cache rows
+        found.append(value.copy() if as_stored else value.astype(np.float64))
     return found
 
 
@@ -145,15 +153,17 @@ def check_values(case: Case, rows: int, outputs: Sequence[Array], after: Sequenc
     for i, (got, want) in enumerate(zip(after, given, strict=True)):
         if case.op.operand(i).writes:
             type = case.types[i]
-            unknown = np.isnan(case.operands[i].astype(np.float64))
-            still = np.isnan(want) & unknown if want.dtype != np.int32 else unknown
+            if type.dtype == "q8_0_rows":
+                assert (got != want).mean() < 0.01, "too many bytes of cache rows differ"
+                used = type.max_shape[-1] // 16 * 17
+                assert not (got != want)[..., used:].any(), "what fills up a row is not zero"
+            got, want, before = (cache_values(x) for x in (got, want, case.operands[i]))
+            still = np.isnan(want) & np.isnan(before)
             close(
-                np.where(still, 0, got.astype(np.float64)),
-                np.where(still, 0, want),
-                TOLERANCE[type.dtype],
+                np.where(still, 0, got), np.where(still, 0, want), TOLERANCE[type.dtype],
                 case.op.name,
-            )
-            assert np.isnan(got.astype(np.float64))[still].all(), "a row nobody wrote has changed"
+            )  # fmt: skip
+            assert np.isnan(got)[still].all(), "a row nobody wrote has changed"
         else:
             assert got.tobytes() == case.operands[i].tobytes(), "a read-only operand was written"
 

@@ -27,7 +27,7 @@ INDEX = FOLDER / "bundle.json"
 #: Values of `runtime.activations`, each tested with every file; the default comes first.
 CLASSES = ("f32", "int8", "bf16")
 #: Values of `runtime.kv`; those after the first are not tested in every class.
-KV = ("f16", "bf16", "f32")
+KV = ("f16", "bf16", "f32", "q8_0")
 PAIRS = {**QUANTISED, "bf16": BF16}
 #: Depth of the deepest round.
 DEPTH = 7

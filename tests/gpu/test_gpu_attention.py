@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from gpu_driver import ARCH, Gpu
 from kernel_cases import (
-    STORAGE,
     Array,
     Case,
     check_a8,
@@ -19,12 +18,14 @@ from kernel_cases import (
     rounded,
     rows_of,
     run,
+    stored_rows,
 )
 
 from memra_compiler.ir.types import TensorType
 from memra_compiler.ops import cuda_attention
 from memra_compiler.ops.attention import Attention
 from memra_compiler.ops.cuda import Launch
+from memra_compiler.ops.kv_rows import cache_values, head_width
 
 pytestmark = pytest.mark.gpu
 
@@ -57,6 +58,13 @@ CACHES = {
     "tiny-f32": Cache(4, 2, 64, 700, "f32"),
     "ring-f32": Cache(6, 2, 80, 56, "f32", 40),
     "odd-head": Cache(2, 2, 80, 300, "f16"),
+    "31b-global-q8": Cache(32, 4, 512, 33000, "q8_0_rows"),
+    "31b-window-q8": Cache(32, 16, 256, 1040, "q8_0_rows", 1024),
+    "wide-group-q8": Cache(40, 1, 128, 700, "q8_0_rows"),
+    "tiny-q8": Cache(4, 2, 64, 700, "q8_0_rows"),
+    "ring-q8": Cache(4, 2, 32, 56, "q8_0_rows", 40),
+    "odd-q8": Cache(6, 3, 96, 300, "q8_0_rows"),
+    "plain-q8": Cache(2, 1, 1536, 150, "q8_0_rows"),  # too wide for tensor cores
 }
 #: (cache, rows, ends of the last row): around units of 64, folds, windows and rings.
 ATTENTION = [
@@ -75,19 +83,29 @@ ATTENTION = [
       ((1, 1), (6, 67), (8, 1736), (16, 2120), (8, 2113), (6, 4228), (8, 16384), (16, 16900),
        (8, 32768))),
     *(("12b-global", rows, end) for rows, end in ((1, 64), (6, 1000), (16, 8455), (8, 9000))),
+    *(("tiny-q8", rows, end) for rows, end in
+      ((1, 1), (2, 2), (3, 64), (6, 66), (8, 129), (16, 129), (7, 700))),
+    *(("ring-q8", rows, end) for rows, end in ((1, 39), (6, 43), (8, 60), (16, 300))),
+    *(("odd-q8", rows, end) for rows, end in ((5, 290), (8, 131))),
+    ("plain-q8", 3, 140),
+    ("wide-group-q8", 16, 700),
+    *(("31b-window-q8", rows, end) for rows, end in
+      ((1, 1), (6, 64), (8, 1028), (1, 1025), (16, 1047), (8, 2085))),
+    *(("31b-global-q8", rows, end) for rows, end in
+      ((1, 1), (6, 67), (8, 1736), (16, 2120), (6, 4228), (8, 16384), (8, 32768))),
 ]  # fmt: skip
 
 
 def attention_reference(op: Attention, rows: int, *arrays: Array) -> Array:
     """`Attention.reference`, a K/V head at a time."""
     q, ends, k_cache, v_cache = arrays
-    kv_heads, limit, size = k_cache.shape
-    q = q[:rows].reshape(rows, kv_heads, -1, size)
+    kv_heads, limit, _ = k_cache.shape
+    q = q[:rows].reshape(rows, kv_heads, -1, head_width(k_cache))
     out = np.zeros_like(q)
     low = min((max(0, e - op.span) if op.span else 0) for e in ends[:rows])
     at = np.arange(low, max(ends[:rows]))
     for n in range(kv_heads):
-        keys, values = k_cache[n, at % limit], v_cache[n, at % limit]
+        keys, values = (cache_values(c[n, at % limit]) for c in (k_cache, v_cache))
         for t in range(rows):
             first = max(0, ends[t] - op.span) if op.span else 0
             part = slice(first - low, ends[t] - low)
@@ -126,7 +144,7 @@ def attention_case(cache: Cache, bound: int, end: int, seed: int, out: str = "f3
     shape = (cache.kv_heads, len(written), cache.d)
     for plane in planes:
         plane[:, written] = rng.standard_normal(shape, dtype=np.float32)
-    stored = [plane.astype(STORAGE[cache.kv]) for plane in planes]
+    stored = [stored_rows(plane, cache.kv) for plane in planes]
     queries = normal(rng, bound, cache.heads * cache.d) * np.float32(3 / cache.d**0.5)
     return Case(
         op,
@@ -134,7 +152,7 @@ def attention_case(cache: Cache, bound: int, end: int, seed: int, out: str = "f3
         cuda_attention.attention_launches(op, ARCH, *types),
         [queries, ends, *stored],
         scratch=cuda_attention.attention_scratch_floats(op, ARCH, *types),
-        tolerance={"f32": 1e-5, "f16": 3e-3, "bf16": 1e-3}[cache.kv],
+        tolerance={"f32": 1e-5, "f16": 3e-3, "bf16": 1e-3, "q8_0_rows": 3e-3}[cache.kv],
         by_row=(0, 1),
     )
 
@@ -166,6 +184,8 @@ def test_attention(gpu: Gpu, name: str, rows: int, end: int) -> None:
         ("31b-window", 1030),
         ("31b-global", 700),
         ("12b-global", 700),
+        ("31b-window-q8", 1030),
+        ("31b-global-q8", 700),
     ],
 )
 def test_attention_bits_do_not_depend_on_the_compiled_bound(gpu: Gpu, name: str, end: int) -> None:
@@ -179,17 +199,21 @@ def test_attention_bits_do_not_depend_on_the_compiled_bound(gpu: Gpu, name: str,
         assert alone[0].tobytes() == outputs[0][row].tobytes()
 
 
-@pytest.mark.parametrize("name", ["tiny-f16", "31b-window", "31b-global", "12b-global", "tiny-f32"])
+@pytest.mark.parametrize(
+    "name",
+    ["tiny-f16", "31b-window", "31b-global", "12b-global", "tiny-f32", "tiny-q8", "31b-global-q8"],
+)
 def test_attention_row_does_not_feel_later_rows(gpu: Gpu, name: str) -> None:
     """Keys and values past a row's end, as large as they come, change none of its bits."""
     cache, end = CACHES[name], 200
     case = attention_case(cache, 8, end, seed=6)
     narrow = attention_case(cache, 1, end, seed=6)
-    small = np.float32(1e-3)
-    case.operands[3] = (case.operands[3].astype(np.float32) * small).astype(STORAGE[cache.kv])
-    loud = [a.copy() for a in case.operands]
-    loud[3][:, end - 7 : end] = 60000
-    loud[2][:, end - 7 : end] *= -2
+    keys, values = (cache_values(plane) for plane in case.operands[2:])
+    values *= 1e-3
+    case.operands[3] = stored_rows(values, cache.kv)
+    values[:, end - 7 : end] = 60000
+    keys[:, end - 7 : end] *= -2
+    loud = [*case.operands[:2], stored_rows(keys, cache.kv), stored_rows(values, cache.kv)]
     whole, _ = run(gpu, case, 8, loud)
     alone, _ = run(gpu, narrow, 1, [case.operands[0][:1], case.operands[1][:1], *case.operands[2:]])
     assert whole[0][0].tobytes() == alone[0].tobytes()

@@ -10,12 +10,12 @@ import pytest
 from gpu_driver import ARCH, Gpu
 from kernel_cases import (
     COUNTS,
-    STORAGE,
     Case,
     check_cases,
     normal,
     rows_of,
     split_planes,
+    stored_rows,
     weight,
 )
 
@@ -31,7 +31,9 @@ pytestmark = pytest.mark.gpu
 
 HEADS = [(8, 32, 16, 256, 4, "f16"), (8, 32, 4, 512, 2, "f16"), (16, 16, 1, 512, 1, "bf16"),
          (6, 4, 2, 64, 1, "f32"), (3, 2, 2, 32, 3, "bf16"), (3, 6, 3, 96, 1, "f16"),
-         (8, 8, 4, 128, 2, "f16")]  # fmt: skip
+         (8, 8, 4, 128, 2, "f16"),
+         *((8, 2 * n, n, d, splits, "q8_0_rows") for n, d, splits in
+           ((16, 256, 4), (4, 512, 2), (1, 128, 1), (2, 64, 3), (3, 32, 1), (2, 96, 2)))]  # fmt: skip
 
 
 @pytest.mark.parametrize(("bound", "heads", "kv_heads", "d", "splits", "kv"), HEADS)
@@ -54,7 +56,7 @@ def test_rotary_and_append(
         split_planes(normal(rng, bound, n * d), splits, rng) for n in (heads, kv_heads, kv_heads)
     )
     weights = weight(rng, d), weight(rng, d)
-    caches = [np.full(plane.max_shape, np.nan, STORAGE[kv]) for _ in range(2)]
+    caches = [stored_rows(np.full(plane.max_shape, np.nan, np.float32), kv) for _ in range(2)]
     k, cases = cuda_kernels, []
 
     op: Op = NormRope()
