@@ -26,6 +26,9 @@ from memra_runtime.device import Device
 from memra_runtime.errors import Diagnostic, MemraError, fail
 from memra_runtime.tokenizer import Tokenizer, check_pairing, load_tokenizer
 
+#: Told bytes done and bytes in all while weights are copied to a GPU.
+LoadProgress = Callable[[int, int], None]
+
 #: Sections of the spec by the source their weights come from.
 SECTIONS = {"target": "target", "draft": "drafter"}
 
@@ -176,12 +179,11 @@ def open_model(
 
 
 def load_opened(
-    opened: Opened, *, graphs: bool = True, progress: Callable[[int, int], None] | None = None
+    opened: Opened, *, graphs: bool = True, progress: LoadProgress | None = None
 ) -> Model:
     """Load what `open_model` checked, if there is memory for it and no scale is NaN.
 
     `graphs=False` launches kernel by kernel, where there are graphs to do without (CUDA).
-    `progress` is told bytes done and bytes in all while weights are copied to a GPU.
 
     Raises: MemraError.
     """

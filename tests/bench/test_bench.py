@@ -46,7 +46,7 @@ IDS = (2, 651, 1902, 17, 40)
 
 @pytest.fixture(scope="module")
 def result(tiny_model: Model) -> BenchResult:
-    return run_bench(tiny_model, Options(IDS, max_new=24, repeat=5, stream_repeat=1))
+    return run_bench(tiny_model.device, Options(IDS, max_new=24, repeat=5, stream_repeat=1))
 
 
 def numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
@@ -226,7 +226,7 @@ def test_a_text_that_differs_ends_the_bench(
 
     monkeypatch.setattr(Session, "generate", generate)
     with pytest.raises(MemraError, match="gives another text than plain decoding"):
-        run_bench(tiny_model, Options(IDS, max_new=8, repeat=1, stream_repeat=1))
+        run_bench(tiny_model.device, Options(IDS, max_new=8, repeat=1, stream_repeat=1))
 
 
 def run_command(*arguments: str) -> SimpleNamespace:

@@ -95,11 +95,10 @@ def manifest(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Ma
 @pytest.fixture(scope="module")
 def result(manifest: Manifest, tiny_model: Model) -> BenchResult:
     device: Any = FakeGpu(tiny_model.device, manifest)
-    model = replace(tiny_model, manifest=device.manifest, device=device)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "timer_for", FakeTimer)
         return run_bench(
-            model, Options(IDS, max_new=8, repeat=3, stream_repeat=1, contexts=(64, 1500))
+            device, Options(IDS, max_new=8, repeat=3, stream_repeat=1, contexts=(64, 1500))
         )
 
 
@@ -197,10 +196,9 @@ def test_a_forced_round_that_goes_on_elsewhere_ends_the_bench(
                 self.put({"pending": 0})
 
     device: Any = Wrong(tiny_model.device, manifest)
-    model = replace(tiny_model, manifest=device.manifest, device=device)
     monkeypatch.setattr(run, "timer_for", FakeTimer)
     with pytest.raises(MemraError, match="5 of 5 drafts forced right gives another text"):
-        run_bench(model, Options(IDS, max_new=8, repeat=1, stream_repeat=1))
+        run_bench(device, Options(IDS, max_new=8, repeat=1, stream_repeat=1))
 
 
 def test_page_of_a_gpu(golden: Callable[[str, str], None]) -> None:

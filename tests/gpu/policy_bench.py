@@ -1,9 +1,9 @@
 """Never slower than plain: 200 tokens of a large spec, plainly and with a drafter that is always
 wrong, under the policy that the spec declares and under the same without its floor.
 
-usage: python tests/gpu/policy_bench.py ARTIFACT TARGET.gguf DRAFT.gguf [TOKENS]
+usage: python tests/gpu/policy_bench.py ARTIFACT [TOKENS]
 
-The weights may be synthetic. Prints both times, their ratio and a histogram of depths.
+The weights are made up. Prints both times, their ratio and a histogram of depths.
 """
 
 from __future__ import annotations
@@ -70,20 +70,12 @@ def report(session: Session, name: str, ids: Sequence[int], text: list[int], pla
           f"text {same}; rounds by depth: {depths}")  # fmt: skip
 
 
-def main(artifact: Path, target: Path, draft: Path, tokens: int) -> None:
-    """Load, run and print."""
-    from memra_runtime.artifact import load_manifest
-    from memra_runtime.checkpoint import open_checkpoint
-    from memra_runtime.device.cuda import CudaDevice
-    from memra_runtime.model import bind_source, weight_data
+def main(artifact: Path, tokens: int) -> None:
+    """Load with made-up weights, run and print."""
+    from memra_runtime.bench.synthetic import synthetic_device
 
-    manifest = load_manifest(artifact)
-    # not `load_model`: it refuses weights whose metadata or tokenizers were made up
-    files = {"target": open_checkpoint(target), "draft": open_checkpoint(draft)}
-    bindings = {source: bind_source(manifest, source, file) for source, file in files.items()}
-    weights = [weight_data(entry, files, bindings) for entry in manifest.weights]
-    device = CudaDevice(manifest, artifact, weights)
-    policy, ids = Policy.of(manifest), [2, *range(100, 163)]
+    device = synthetic_device(artifact)
+    policy, ids = Policy.of(device.manifest), [2, *range(100, 163)]
     session = Session(device, policy.fixed(0))
     for _ in range(2):
         session.prime(ids, tokens)
@@ -98,7 +90,6 @@ def main(artifact: Path, target: Path, draft: Path, tokens: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("artifact", "target", "draft"):
-        parser.add_argument(name, type=Path)
+    parser.add_argument("artifact", type=Path)
     parser.add_argument("tokens", type=int, nargs="?", default=200)
     main(**vars(parser.parse_args()))

@@ -32,8 +32,9 @@ pytestmark = pytest.mark.gpu
 HEADS = [(8, 32, 16, 256, 4, "f16"), (8, 32, 4, 512, 2, "f16"), (16, 16, 1, 512, 1, "bf16"),
          (6, 4, 2, 64, 1, "f32"), (3, 2, 2, 32, 3, "bf16"), (3, 6, 3, 96, 1, "f16"),
          (8, 8, 4, 128, 2, "f16"),
-         *((8, 2 * n, n, d, splits, "q8_0_rows") for n, d, splits in
-           ((16, 256, 4), (4, 512, 2), (1, 128, 1), (2, 64, 3), (3, 32, 1), (2, 96, 2)))]  # fmt: skip
+         *((8, 2 * n, n, d, splits, "q8_0_rows") for n, d, splits in (
+             (16, 256, 4), (4, 512, 2), (1, 128, 1), (2, 64, 3), (3, 32, 1), (2, 96, 2)
+         ))]  # fmt: skip
 
 
 @pytest.mark.parametrize(("bound", "heads", "kv_heads", "d", "splits", "kv"), HEADS)

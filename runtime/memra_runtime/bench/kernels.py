@@ -12,7 +12,7 @@ from memra_runtime.bench.results import KernelResult
 from memra_runtime.bench.timers import KernelTimer
 
 #: Programs that stream weights; the kernels of the others take microseconds.
-PROGRAMS = ("plain_step", "verify", "draft")
+PROGRAMS = ("plain_step", "verify", "draft", "prefill")
 WARM, REPEAT = 2, 9
 
 

@@ -18,8 +18,8 @@ from memra_runtime.bench.rounds import (
     round_result,
 )
 from memra_runtime.bench.timers import KernelTimer, timer_for
+from memra_runtime.device import Device
 from memra_runtime.errors import fail
-from memra_runtime.model import Model
 from memra_runtime.session import Policy, Session
 
 
@@ -40,23 +40,23 @@ class Options:
 
 
 def run_bench(
-    model: Model, options: Options, tell: Callable[[str, str], None] | None = None
+    device: Device, options: Options, tell: Callable[[str, str], None] | None = None
 ) -> BenchResult:
     """Measure floor, programs, rounds, and whole generations. Raises: MemraError."""
     say = tell or (lambda _label, _text: None)
-    manifest, policy = model.manifest, Policy.of(model.manifest)
+    manifest, policy = device.manifest, Policy.of(device.manifest)
     depths = chosen_depths(options.depths, policy)
-    session = Session(model.device, policy)
+    session = Session(device, policy)
     # behind the prompt there must be room for the widest program
     widest = max(p.rows for p in manifest.programs)
     session.prime(options.ids, max(options.max_new, widest + 2))
     check_contexts(options.contexts, session.capacity - policy.cap - 1)
-    timer = timer_for(model.device)
+    timer = timer_for(device)
     with quiet_core(pin=manifest.target == "cpu") as core:
         say("bench", "floor of this machine")
         floor = measure_floor(manifest, timer.copy_gb_s())
         say("bench", f"{len(depths) + 1} ways to generate, {options.stream_repeat} times each")
-        tokens, streams, prompt_speed = measure_streams(model, options, depths)
+        tokens, streams, prompt_speed = measure_streams(device, options, depths)
         say("bench", f"rounds and programs, {options.repeat} times each")
         session.policy = policy.fixed(policy.cap)
         session.prime(options.ids)
@@ -79,7 +79,7 @@ def run_bench(
         manifest.name, manifest.target, timer.name, core is not None, options.threads,
         len(options.ids), options.max_new, options.repeat, floor, programs, rounds, fit, forced,
         (max(times) - min(times)) / statistics.median(times), streams, prompt_speed,
-        clock.plain().median_ms, model.device.runs("round"), per_round, kernels, contexts,
+        clock.plain().median_ms, device.runs("round"), per_round, kernels, contexts,
     )  # fmt: skip
 
 
@@ -102,10 +102,10 @@ def chosen_depths(given: Sequence[int], policy: Policy) -> tuple[int, ...]:
 
 
 def measure_streams(
-    model: Model, options: Options, depths: Sequence[int]
+    device: Device, options: Options, depths: Sequence[int]
 ) -> tuple[list[int], tuple[StreamResult, ...], float]:
     """Generate in every way, interleaved; returns the plain stream, the results, prompt speed."""
-    policy = Policy.of(model.manifest)
+    policy = Policy.of(device.manifest)
     modes = {"plain": ("plain", policy.fixed(0))}
     modes |= {f"depth {k}": ("round", policy.fixed(k)) for k in depths}
     if policy.adaptive:
@@ -115,7 +115,7 @@ def measure_streams(
     prompts, counts, plain = [], {}, list[int]()
     for turn in range(options.stream_repeat + 1):
         for name, (sequence, chosen) in modes.items():
-            session = Session(model.device, chosen)
+            session = Session(device, chosen)
             session.prime(options.ids, count)
             found = list(session.generate(count, sequence=sequence))
             plain = plain or found

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import pairwise
@@ -203,6 +203,34 @@ def resolve_artifact(
     """
     if path.suffix in (".yaml", ".yml") and not path.is_dir():
         return _compile(path, weights, draft, cache, quiet, compiling)
+    _require_artifact(path)
+    if weights is None or draft is None:
+        options = {"--weights T": weights, "--draft D": draft}
+        missing = [option for option, given in options.items() if given is None]
+        fail(
+            "weights",
+            f"running an artifact needs {' and '.join(f'`{m}`' for m in missing)}: "
+            "an artifact does not store where its weights are",
+            str(path),
+            hints=("or give the spec (.yaml) instead, if it names its weight files",),
+        )
+    return path, weights, draft
+
+
+def resolve_folder(path: Path, cache: Path, quiet: bool, compiling: Sequence[str] = ()) -> Path:
+    """The folder of an artifact that is used without weight files; a spec is compiled first.
+
+    Raises: MemraError; SystemExit as `resolve_artifact`.
+    """
+    if path.suffix in (".yaml", ".yml") and not path.is_dir():
+        answer = _compiled(path, {}, cache, quiet, compiling)
+        return Path(answer["artifact"])
+    _require_artifact(path)
+    return path
+
+
+def _require_artifact(path: Path) -> None:
+    """Refuse a path that is no artifact."""
     if not path.exists():
         fail(
             "artifact",
@@ -221,17 +249,6 @@ def resolve_artifact(
         what = f"the folder `{path}` is not an artifact: it has no manifest.json"
         hint = "give the folder that memra-compile wrote, NAME.TARGET.memra"
         fail("artifact", what, str(path), hints=(hint,))
-    if weights is None or draft is None:
-        options = {"--weights T": weights, "--draft D": draft}
-        missing = [option for option, given in options.items() if given is None]
-        fail(
-            "weights",
-            f"running an artifact needs {' and '.join(f'`{m}`' for m in missing)}: "
-            "an artifact does not store where its weights are",
-            str(path),
-            hints=("or give the spec (.yaml) instead, if it names its weight files",),
-        )
-    return path, weights, draft
 
 
 def _compile(
@@ -242,19 +259,28 @@ def _compile(
     quiet: bool,
     more: Sequence[str],
 ) -> tuple[Path, Path, Path]:
+    answer = _compiled(
+        spec, {"--weights": weights, "--draft": draft}, cache, quiet, ("--need-weights", *more)
+    )
+    return Path(answer["artifact"]), Path(answer["weights"]), Path(answer["draft"])
+
+
+def _compiled(
+    spec: Path, given: Mapping[str, Path | None], cache: Path, quiet: bool, more: Sequence[str]
+) -> dict[str, Any]:
+    """What memra-compile answers to `--json`."""
     import hashlib
     import json
     import subprocess
 
     require_compiler()
-    given = {"--weights": weights, "--draft": draft}
     # one folder a combination of spec, weights and options: two that take turns do not undo each
     # other
     identity = "\n".join([*(str(p and p.resolve()) for p in (spec, *given.values())), *more])
     key = hashlib.sha256(identity.encode()).hexdigest()[:8]
     folder = cache / "artifacts" / f"{spec.stem}-{key}.memra"
     command: list[str] = [sys.executable, "-m", "memra_compiler.cli.compile", str(spec)]
-    command += ["-o", str(folder), "--cache", str(cache), "--json", "--need-weights", *more]
+    command += ["-o", str(folder), "--cache", str(cache), "--json", *more]
     for option, file in given.items():
         command += [option, str(file)] if file is not None else []
     command += ["--quiet"] if quiet else []
@@ -267,4 +293,4 @@ def _compile(
     if process.returncode:
         sys.exit(process.returncode)  # the compiler has reported why
     answer: dict[str, Any] = json.loads(output)
-    return Path(answer["artifact"]), Path(answer["weights"]), Path(answer["draft"])
+    return answer

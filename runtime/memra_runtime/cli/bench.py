@@ -21,13 +21,16 @@ from memra_runtime.cli.app import (
     WeightsOption,
     command_line,
     resolve_artifact,
+    resolve_folder,
     teller,
 )
 from memra_runtime.cli.prompts import Prompt, read_prompt
 from memra_runtime.errors import fail
 
 if TYPE_CHECKING:
-    from memra_runtime.model import Opened
+    from memra_runtime.artifact import Manifest
+    from memra_runtime.device import Device
+    from memra_runtime.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,13 @@ ContextOption = Annotated[
         metavar="64,16384",
         show_default=False,
         help="Also time plain steps and rounds with these numbers of tokens in the caches.",
+    ),
+]
+SyntheticOption = Annotated[
+    bool,
+    typer.Option(
+        "--synthetic",
+        help="Measure with made-up weights of the formats that the spec states: no files needed.",
     ),
 ]
 PromptOption = Annotated[
@@ -147,6 +157,7 @@ def bench(
     max_new: MaxNewOption = None,
     depths: DepthsOption = None,
     context: ContextOption = None,
+    synthetic: SyntheticOption = False,
     repeat: RepeatOption = None,
     threads: ThreadsOption = 1,
     csv: CsvOption = None,
@@ -175,25 +186,25 @@ def bench(
     from memra_runtime.bench import Options, run_bench
     from memra_runtime.bench.files import require_plot, write_csv, write_plot
     from memra_runtime.bench.report import render
-    from memra_runtime.cli.loading import load_reported
-    from memra_runtime.model import open_model
 
     if plot is not None:
         require_plot()
     compiling = ["--target", target or "cpu"]
     compiling += [word for pair in overrides or () for word in ("--set", pair)]
     tell = teller(quiet)
-    opened = open_model(
-        *resolve_artifact(artifact, weights, draft, cache, quiet, compiling),
-        odd=lambda error: tell("odd", f"{error.diagnostics[0].message}; only speed is measured"),
+    load, manifest, tokenizer = (
+        _synthetic(artifact, weights, draft, prompt, cache, quiet, compiling)
+        if synthetic
+        else _from_files(artifact, weights, draft, cache, quiet, compiling)
     )
-    _check_target(opened, target, overrides, artifact)
-    defaults = DEFAULTS[opened.manifest.target.partition(":")[0]]
+    _check_target(manifest, target, overrides, artifact)
+    defaults = DEFAULTS[manifest.target.partition(":")[0]]
     options = Options(
-        _prompt_ids(opened, given, defaults.prompt_tokens), max_new or defaults.max_new, chosen,
-        repeat or defaults.repeat, defaults.stream_repeat, threads, contexts,
+        _prompt_ids(manifest, tokenizer, given, defaults.prompt_tokens),
+        max_new or defaults.max_new, chosen, repeat or defaults.repeat, defaults.stream_repeat,
+        threads, contexts,
     )  # fmt: skip
-    result = run_bench(load_reported(opened, quiet), options, tell)
+    result = run_bench(load(), options, tell)
     print(json.dumps(result.to_json(), indent=1) if as_json else render(result))
     if csv is not None:
         write_csv(result, csv)
@@ -201,11 +212,57 @@ def bench(
         write_plot(result, plot)
 
 
+Loading = tuple[Callable[[], "Device"], "Manifest", "Tokenizer | None"]
+
+
+def _from_files(
+    artifact: Path, weights: Path | None, draft: Path | None, cache: Path, quiet: bool,
+    compiling: list[str],
+) -> Loading:  # fmt: skip
+    """How to load the model of two weight files, which need not make sense together."""
+    from memra_runtime.cli.loading import load_reported
+    from memra_runtime.model import open_model
+
+    tell = teller(quiet)
+    opened = open_model(
+        *resolve_artifact(artifact, weights, draft, cache, quiet, compiling),
+        odd=lambda error: tell("odd", f"{error.diagnostics[0].message}; only speed is measured"),
+    )
+    return lambda: load_reported(opened, quiet).device, opened.manifest, opened.tokenizer
+
+
+def _synthetic(
+    artifact: Path, weights: Path | None, draft: Path | None, prompt: str | None, cache: Path,
+    quiet: bool, compiling: list[str],
+) -> Loading:  # fmt: skip
+    """How to load an artifact with made-up weights; there is no tokenizer."""
+    from memra_runtime.artifact import load_manifest
+    from memra_runtime.bench.synthetic import synthetic_device
+    from memra_runtime.cli.loading import Upload
+
+    given = {"--weights": weights, "--draft": draft, "--prompt": prompt}
+    if unused := [option for option, value in given.items() if value is not None]:
+        fail("usage", f"`--synthetic` makes its own weights and has no tokenizer: `{unused[0]}` "
+             "would be ignored", unused[0], hints=("give token ids with --ids",))  # fmt: skip
+    tell = teller(quiet)
+    tell("odd", "the weights are made up; only speed is measured")
+    folder = resolve_folder(artifact, cache, quiet, compiling)
+    upload = Upload(tell, quiet)
+
+    def load() -> Device:
+        try:
+            return synthetic_device(folder, upload)
+        finally:
+            upload.close()
+
+    return load, load_manifest(folder), None
+
+
 def _check_target(
-    opened: Opened, target: str | None, overrides: list[str] | None, artifact: Path
+    manifest: Manifest, target: str | None, overrides: list[str] | None, artifact: Path
 ) -> None:
     """Refuse options for compiling that contradict what is compiled already."""
-    has = opened.manifest.target
+    has = manifest.target
     if target not in (None, has):
         fail("target", f"the artifact was compiled for `{has}`, not for `{target}`",
              f"--target {target}", hints=("give the spec, to compile it for another",))  # fmt: skip
@@ -214,13 +271,17 @@ def _check_target(
              f"--set {overrides[0]}", hints=("give the spec instead",))  # fmt: skip
 
 
-def _prompt_ids(opened: Opened, prompt: Prompt | None, tokens: int) -> tuple[int, ...]:
+def _prompt_ids(
+    manifest: Manifest, tokenizer: Tokenizer | None, prompt: Prompt | None, tokens: int
+) -> tuple[int, ...]:
     from memra_runtime.check.prompts import long_ids
 
     if prompt is not None:
-        return tuple(prompt.encode(opened.tokenizer))
-    context = int(opened.manifest.spec["runtime"]["max_context"])
-    return long_ids(opened.tokenizer, min(tokens, max(1, context // 4)))
+        return prompt.ids if tokenizer is None else tuple(prompt.encode(tokenizer))
+    count = min(tokens, max(1, int(manifest.spec["runtime"]["max_context"]) // 4))
+    if tokenizer is None:  # any ids will do
+        return tuple(range(min(count, int(manifest.spec["target"]["vocab"]))))
+    return long_ids(tokenizer, count)
 
 
 def _numbers(given: str | None, what: str, option: str, example: str) -> tuple[int, ...]:
@@ -242,6 +303,7 @@ memra-bench model_specs/tiny/gemma4_tiny.yaml
 memra-bench model_specs/tiny/gemma4_tiny.yaml --depths 0,2,5 --repeat 20 --csv bench.csv
 memra-bench model_specs/tiny/gemma4_tiny.yaml --target cuda:sm_90a
 memra-bench model_specs/tiny/gemma4_tiny.yaml --context 64,1500 --json
+memra-bench model_specs/gemma4_31b.yaml --target cuda:sm_90a --synthetic
 """,
 )
 

@@ -46,7 +46,12 @@ class GraphTimer:
         return spent
 
     def kernels(self, program: str, at: Sequence[int], rows: int) -> float:
-        """Seconds of those launches of a program alone, one after another as in the program."""
+        """Seconds of those launches of a program alone, one after another as in the program.
+
+        What comes before the first of them runs first: a kernel may read how far to go.
+        """
+        for kernel in self._device.kernels(program)[: at[0]]:
+            kernel.launch(self._stream, rows)
         (seconds,) = self._run([self._graph(program, tuple(at), rows).launch])
         self._device.refresh()
         return seconds
