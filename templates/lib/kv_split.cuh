@@ -56,26 +56,43 @@ __device__ __forceinline__ void plan_rows(RowPlan<kMaxRows>& plan, const int* en
 }
 
 // Call `work(fold, split, KeyRange)` for each split that belongs to `slot`. Rows differ in fold
-// only where a step crosses a length at which it grows; each fold then has its own turn.
+// only where a step crosses a length at which it grows; each fold then has its own turn. Every warp
+// looks at all rows at once, a lane at every 32nd: a loop over pairs of rows took longer than a
+// unit's arithmetic.
 template <typename Splits, int kMaxRows, typename Work>
 __device__ __forceinline__ void for_each_split(const RowPlan<kMaxRows>& plan, int first_row,
                                                int last_row, int slot, Work work) {
-  for (int lead = first_row; lead <= last_row; ++lead) {
-    const int fold = plan.fold[lead];
-    bool done = false;
-    for (int row = first_row; row < lead; ++row) {
-      done = done || plan.fold[row] == fold;
+  constexpr int kLaneRows = (kMaxRows + kWarp - 1) / kWarp;
+  const int lane = threadIdx.x % kWarp;
+  bool open[kLaneRows];  // rows that have not had their turn
+#pragma unroll
+  for (int i = 0; i < kLaneRows; ++i) {
+    const int row = first_row + lane + i * kWarp;
+    open[i] = row <= last_row && plan.end[row] > 0;
+  }
+  while (true) {
+    int lead = kMaxRows;
+#pragma unroll
+    for (int i = 0; i < kLaneRows; ++i) {
+      lead = open[i] ? min(lead, first_row + lane + i * kWarp) : lead;
     }
+    lead = __reduce_min_sync(kAllLanes, lead);
+    if (lead == kMaxRows) {
+      return;
+    }
+    const int fold = plan.fold[lead];
     KeyRange seen = {Splits::first(plan.end[lead]), plan.end[lead]};
-    for (int row = lead + 1; row <= last_row; ++row) {
-      if (plan.fold[row] == fold) {
+#pragma unroll
+    for (int i = 0; i < kLaneRows; ++i) {
+      const int row = first_row + lane + i * kWarp;
+      if (open[i] && plan.fold[row] == fold) {
+        open[i] = false;
         seen.first = min(seen.first, Splits::first(plan.end[row]));
         seen.end = max(seen.end, plan.end[row]);
       }
     }
-    if (done || seen.end <= seen.first) {
-      continue;
-    }
+    seen.first = __reduce_min_sync(kAllLanes, seen.first);
+    seen.end = __reduce_max_sync(kAllLanes, seen.end);
     const int positions = fold * Splits::kUnit;  // in a split
     const int low = seen.first / positions;
     const int high = (seen.end - 1) / positions;
