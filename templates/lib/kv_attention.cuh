@@ -162,15 +162,6 @@ struct AttentionBlock {
     }
   }
 
-  // Start to copy a unit, if there is one, where another has been used up.
-  __device__ __forceinline__ void copy_next(Copied to, const Cache* from, int start,
-                                            KeyRange seen) {
-    if (start < seen.end) {
-      copy_unit(to, from, start, seen);
-    }
-    copy_commit();
-  }
-
   // A unit that has arrived, in all threads, as tensor cores take it.
   __device__ __forceinline__ Rows open_unit(Copied unit) {
     if constexpr (Shape::kPacked) {
@@ -408,30 +399,36 @@ struct AttentionBlock {
     }
     for (int start = begin; start < seen.end; start += Shape::kUnit) {
       const int next = start + Shape::kUnit;
+      const auto copy_next = [&](Copied to, const Cache* from) {
+        if (next < seen.end) {
+          copy_unit(to, from, next, seen);
+        }
+        copy_commit();
+      };
       copy_wait<1>();  // all but the values of this unit
       __syncthreads();
       const Rows arrived_keys = open_unit(shared.key);
       if (Shape::kPacked) {
-        copy_next(shared.key, keys, next, seen);
+        copy_next(shared.key, keys);
       }
       if (warp < Shape::kKeyWarps * Shape::kRowWarps) {
         score_unit(arrived_keys);
       }
       __syncthreads();
       if (!Shape::kPacked) {
-        copy_next(shared.key, keys, next, seen);
+        copy_next(shared.key, keys);
       }
       weigh_unit(start, fold);
       copy_wait<1>();  // all but the keys of the next unit
       __syncthreads();
       const Rows arrived_values = open_unit(shared.value);
       if (Shape::kPacked) {
-        copy_next(shared.value, values, next, seen);
+        copy_next(shared.value, values);
       }
       value_unit(arrived_values);
       __syncthreads();
       if (!Shape::kPacked) {
-        copy_next(shared.value, values, next, seen);
+        copy_next(shared.value, values);
       }
     }
     copy_wait<0>();
