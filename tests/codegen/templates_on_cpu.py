@@ -1,0 +1,77 @@
+"""Run kernels of templates on the CPU, from the very text that NVRTC compiles."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from memra_compiler.codegen.cuda import LIBRARY, render
+from memra_compiler.ops.cuda import Launch
+
+HERE = Path(__file__).parent
+#: Headers whose instructions `templates_on_cpu.h` has.
+REPLACED = ("block_ptx.cuh", "launch.cuh")
+
+
+@cache
+def compiler() -> str | None:
+    """A compiler of C++20 that has `_Float16`, if there is one."""
+    return next((found for name in ("g++", "clang++") if (found := shutil.which(name))), None)
+
+
+def inlined(text: str, seen: set[str]) -> str:
+    """The text with our headers in place of their includes, each once, and CUDA's left out."""
+
+    def header(match: re.Match[str]) -> str:
+        name = match[1]
+        if name in seen or name in REPLACED:
+            return ""
+        seen.add(name)
+        return inlined((LIBRARY / name).read_text(encoding="utf-8"), seen)
+
+    text = re.sub(r"^#include <.*$|^#pragma once$", "", text, flags=re.M)
+    return re.sub(r'^#include "(.*)"$', header, text, flags=re.M)
+
+
+def build(launch: Launch, folder: Path) -> ctypes.CDLL:
+    """A library with `run(grid_x, grid_y, grid_z, threads, rows, pointers)`."""
+    symbol, source = render(launch, "kernel")
+    signature = re.search(rf"{symbol}\((.*?)\) \{{", source, re.S)
+    assert signature is not None
+    lines = [line.split("//")[0] for line in signature[1].splitlines()]
+    types = [a.strip().rsplit(" ", 1)[0] for a in " ".join(lines).split(",")][1:]
+    arguments = ", ".join(f"({type})pointers[{i}]" for i, type in enumerate(types))
+    text = (
+        '#include "templates_on_cpu.h"\n'
+        "alignas(16) unsigned char dynamic_shared[256 * 1024];\n"
+        f"{inlined(source, set())}\n"
+        'extern "C" void run(int x, int y, int z, int threads, int rows, void** pointers) {\n'
+        f"  launch(x, y, z, threads, [&] {{ {symbol}(rows, {arguments}); }});\n}}\n"
+    )
+    path = folder / f"{symbol}.cpp"
+    path.write_text(text, encoding="utf-8")
+    options = "-std=c++20 -O1 -ffp-contract=off -fno-strict-aliasing -w -shared -fPIC"
+    command = [str(compiler()), *options.split(), f"-I{HERE}", str(path), "-o", f"{path}.so"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:4000]
+    return ctypes.CDLL(f"{path}.so")
+
+
+class TemplatesOnCpu:
+    """The launches of an op, callable on NumPy arrays."""
+
+    def __init__(self, launches: Sequence[Launch], folder: Path) -> None:
+        self.kernels = [(launch, build(launch, folder)) for launch in launches]
+
+    def __call__(self, rows: int, *arrays: np.ndarray) -> None:
+        """Run on operands, outputs and scratch, which are changed in place."""
+        pointers = (ctypes.c_void_p * len(arrays))(*(a.ctypes.data for a in arrays))
+        for launch, library in self.kernels:
+            library.run(*launch.grid, launch.block, rows, pointers)

@@ -1,0 +1,96 @@
+"""Kernels of key and value caches, run on the CPU: what they write, and what attention makes of it.
+
+On a GPU, tests/gpu covers many more shapes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from templates_on_cpu import TemplatesOnCpu, compiler
+
+from memra_compiler.ir.types import Sym, TensorType
+from memra_compiler.ops import cuda_attention, cuda_kernels
+from memra_compiler.ops.attention import Attention, KvAppend
+from memra_compiler.ops.cuda import ARCHS
+from memra_compiler.ops.kv_rows import cache_values, encode_rows
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")
+
+STORAGE = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
+
+
+def stored(values: np.ndarray, kv: str) -> np.ndarray:
+    return encode_rows(values) if kv == "q8_0_rows" else values.astype(STORAGE[kv])
+
+
+@pytest.mark.parametrize("d", [32, 64, 96, 128, 160, 256, 512])
+def test_appended_rows_are_the_bytes_of_the_definition(d: int, tmp_path: Path) -> None:
+    """Lanes hold pairs of a head: which of them hold a block depends on its width."""
+    rng = np.random.default_rng(d)
+    rows, heads, limit = 5, 2, 7
+    x = rng.standard_normal((2, rows, heads, d)) * 10.0 ** rng.integers(-3, 3, (2, rows, 1, 1))
+    x = (x * rng.uniform(0.1, 10, (2, rows, heads, d // 32)).repeat(32, -1)).astype(np.float32)
+    x[0, 1, 0, :32], x[1, 2, 1, d - 5], x[0, 3, 1, 17] = 0, np.nan, np.inf
+    x[1, 4, 0] *= 1e-30
+    kv, at = TensorType((Sym("T", 8), heads * d)), TensorType((Sym("T", 8),), "i32")
+    plane = TensorType((heads, limit, d), "q8_0_rows")
+    launches = cuda_kernels.kv_append_launches(
+        KvAppend(), ARCHS["sm_90a"], kv, kv, at, plane, plane
+    )
+    caches = [np.full(plane.stored_shape, 0xB3, np.uint8) for _ in range(2)]
+    positions = np.arange(5, 5 + rows, dtype=np.int32)
+    TemplatesOnCpu(launches, tmp_path)(rows, x[0].copy(), x[1].copy(), positions, *caches)
+    for cache, given in zip(caches, x, strict=True):
+        want = np.full_like(cache, 0xB3)
+        want[:, positions % limit] = encode_rows(given).swapaxes(0, 1)
+        scales = slice(d, d + d // 16)
+        np.testing.assert_array_equal(np.delete(cache, scales, -1), np.delete(want, scales, -1))
+        got, wanted = (c[..., scales].copy().view(np.float16) for c in (cache, want))
+        np.testing.assert_array_equal(got, wanted)  # a NaN is one, with whatever bits
+
+
+@pytest.mark.parametrize(
+    ("kv", "d", "arch", "heads", "span"),
+    [
+        ("q8_0_rows", 64, "sm_90a", 4, 0),
+        ("q8_0_rows", 32, "sm_80", 2, 200),
+        ("q8_0_rows", 96, "sm_90a", 2, 0),
+        ("q8_0_rows", 1024, "sm_80", 2, 0),  # too wide for tensor cores there
+        ("f16", 64, "sm_90a", 4, 0),
+        ("bf16", 64, "sm_90a", 4, 200),
+        ("f32", 64, "sm_90a", 2, 0),
+    ],
+)
+def test_attention_agrees_with_its_reference(
+    kv: str, d: int, arch: str, heads: int, span: int, tmp_path: Path
+) -> None:
+    """Several units in a split, a ring that has turned, rows that nobody wrote."""
+    rng = np.random.default_rng(1)
+    bound, limit, end = 3, 328, 390 if span else 325
+    q, at = TensorType((Sym("T", bound), heads * d)), TensorType((Sym("T", bound),), "i32")
+    plane = TensorType((1, limit, d), kv)
+    op, types = Attention(1.0, span), (q, at, plane, plane, q)
+    device = dataclasses.replace(ARCHS[arch], multiprocessors=1)  # few splits, so long ones
+    ends = np.arange(end - bound + 1, end + 1, dtype=np.int32)
+    caches = []
+    for _ in range(2):
+        values = np.full(plane.max_shape, np.nan, np.float32)
+        seen = np.arange(max(0, end - limit), end) % limit
+        values[:, seen] = rng.standard_normal((1, len(seen), d))
+        caches.append(stored(values, kv))
+    queries = (rng.standard_normal((bound, heads * d)) * 3 / d**0.5).astype(np.float32)
+    out = np.full((bound, heads * d), np.nan, np.float32)
+    scratch = np.full(
+        cuda_attention.attention_scratch_floats(op, device, *types), np.nan, np.float32
+    )
+    launches = cuda_attention.attention_launches(op, device, *types)
+    TemplatesOnCpu(launches, tmp_path)(bound, queries, ends, *caches, out, scratch)
+    exact = (c if kv == "q8_0_rows" else cache_values(c) for c in caches)
+    (want,) = op.reference(bound, queries.astype(np.float64), ends, *exact)
+    tolerance = 1e-5 if kv == "f32" or d == 1024 else 3e-3
+    np.testing.assert_allclose(out, want, rtol=0, atol=tolerance * np.abs(want).max())
