@@ -3,6 +3,9 @@
 The positions are cut into units and folds as `templates/lib/kv_split.cuh` says. Unit, slots and the
 arithmetic follow from the caches and the device alone; how many rows a block takes together does
 not touch the bits of any of them.
+
+Tensor cores take keys and values as a float16 or bfloat16 cache has them. Those of a q8_0 cache are
+widened first, to q * d rounded to float16, which is what the format means (`kv_rows`).
 """
 
 from __future__ import annotations

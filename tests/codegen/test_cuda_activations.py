@@ -73,14 +73,14 @@ def test_f32_activations_are_told_to_be_slow() -> None:
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120a"])
-@pytest.mark.parametrize("files", ["q8_0", "bf16"])
+@pytest.mark.parametrize(("files", "kv"), [("q8_0", "f16"), ("bf16", "f16"), ("q8_0", "q8_0")])
 def test_tiny_compiles_and_verifies_with_the_kernels_of_the_plain_step(
-    arch: str, files: str, tmp_path: Path, kernel_cache: Path
+    arch: str, files: str, kv: str, tmp_path: Path, kernel_cache: Path
 ) -> None:
     weights = {"weights": DATA / "gemma4-tiny", "draft": DATA / "gemma4-tiny-assistant"}
     options = CompileOptions(
         target=f"cuda:{arch}",
-        overrides={"runtime.activations": "bf16", "runtime.kv": "f16"},
+        overrides={"runtime.activations": "bf16", "runtime.kv": kv},
         cache=kernel_cache,
         **(weights if files == "bf16" else {}),
     )
@@ -93,6 +93,12 @@ def test_tiny_compiles_and_verifies_with_the_kernels_of_the_plain_step(
         assert one.symbol == many.symbol or one.symbol.startswith("attention")
         assert not product or one.grid == many.grid
     assert multiplies > 20
+    names = ("attention", "norm_rope_append", "norm_rope_qkv", "kv_append")
+    touching = [s for s in manifest.kernels if s.startswith(names)]
+    texts = [(tmp_path / "tiny.memra" / "sources" / f"{s}.cu").read_text() for s in touching]
+    caches = [t for t in texts if "_cache" in t and "const void* k_cache" not in t]
+    assert len(caches) > 4
+    assert all(("Q8* k_cache" in t) == (kv == "q8_0") for t in caches)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ cache every time, more than L2 holds in all. The table comes last.
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -35,6 +36,7 @@ ARCH = ARCHS["sm_90a"]
 PEAK = 4290.0  # GB/s, a device copy
 REPEATS = 60
 CONTEXTS = (64, 1736, 16384)
+CACHES = ("f16", "q8_0_rows")
 #: Bytes of caches that a graph reads before it meets the same again.
 ROTATION_BYTES = 256 << 20
 CONTEXT_ROWS = 16400
@@ -89,9 +91,12 @@ def benches() -> list[Bench]:
         add(f"concat T={bound}", scheduled, Concat(), x, x, rows(2 * d), rows=bound)
         for n, head in ((16, 256), (4, 512)):
             q, kv, turns = rows(32 * head), rows(n * head), rows(2, head // 2)
-            hw, plane = TensorType((head,)), TensorType((n, 1040, head), "f16")
-            add(f"norm_rope_qkv {head} T={bound}", k.norm_rope_qkv_launches, NormRopeQKV(), q, kv,
-                kv, turns, hw, hw, at, plane, plane, q, rows=bound, splits=1)  # fmt: skip
+            hw = TensorType((head,))
+            for cache in CACHES:
+                plane = TensorType((n, 1040, head), cache)
+                add(f"norm_rope_qkv {cache} {head} T={bound}", k.norm_rope_qkv_launches,
+                    NormRopeQKV(), q, kv, kv, turns, hw, hw, at, plane, plane, q, rows=bound,
+                    splits=1)  # fmt: skip
             add(f"norm_rope {head} T={bound}", k.norm_rope_launches, NormRope(), q, turns, hw, q,
                 rows=bound, splits=1)  # fmt: skip
         logits = rows(262144)
@@ -108,8 +113,8 @@ def benches() -> list[Bench]:
             )
         )
         for n, head, span, limit in ((4, 512, 0, CONTEXT_ROWS), (16, 256, 1024, 1040)):
-            for context in CONTEXTS:
-                found.append(attention(bound, n, head, span, limit, context))
+            for context, kv in itertools.product(CONTEXTS, CACHES):
+                found.append(attention(bound, n, head, span, limit, context, kv))
     x64 = TensorType((Sym("T", 64), 5376))
     for outputs in (5376, 21504):
         w, out = TensorType((outputs, 5376), "q4_0", "plain"), TensorType((Sym("T", 64), outputs))
@@ -117,18 +122,20 @@ def benches() -> list[Bench]:
     return found
 
 
-def attention(bound: int, n: int, head: int, span: int, limit: int, context: int) -> Bench:
+def attention(
+    bound: int, n: int, head: int, span: int, limit: int, context: int, kv: str = "f16"
+) -> Bench:
     """One layer at a context length; `bytes` are those of the keys and values it must read."""
     q, at = TensorType((Sym("T", bound), 32 * head)), TensorType((Sym("T", bound),), "i32")
-    plane, out = TensorType((n, limit, head), "f16"), TensorType(q.shape, "a8")
+    plane, out = TensorType((n, limit, head), kv), TensorType(q.shape, "a8")
     op, types = Attention(1.0, span), (q, at, plane, plane, out)
     seen = min(context, span + bound - 1) if span else context
     return Bench(
-        f"attention {'window' if span else 'global'} T={bound} context={context}",
+        f"attention {'window' if span else 'global'} {kv} T={bound} context={context}",
         cuda_attention.attention_launches(op, ARCH, *types),
         types,
         bound,
-        2 * n * seen * head * 2,
+        2 * n * seen * plane.row_bytes,
         tuple(context - bound + 1 + t for t in range(bound)),
         cuda_attention.attention_scratch_floats(op, ARCH, *types),
         (2, 3),
