@@ -20,7 +20,7 @@ from memra_compiler.codegen.cuda import (
 )
 from memra_compiler.codegen.kernels import Progress
 from memra_compiler.ir.graph import Module, Node, Program, Weight
-from memra_compiler.ops.cuda import AnyLaunch, CudaArch, scratch_bytes
+from memra_compiler.ops.cuda import CudaArch, scratch_bytes
 from memra_compiler.ops.cuda_linear import FORMATS, repack_launches
 from memra_compiler.ops.linear import PRODUCTS
 from memra_runtime.artifact import LaunchEntry, WeightEntry
@@ -125,17 +125,10 @@ class CudaTools:
             yield LaunchEntry(
                 symbol, launch.grid, launch.block, launch.shared_bytes,
                 launch.early and self.arch.dependent_launch,
-                (*operands, *self._more(module, launch)),
+                (*operands, *(("graph", i) for i in range(launch.graph_handles))),
                 bytes=moved,
             )  # fmt: skip
             moved = 0
-
-    @staticmethod
-    def _more(module: Module, launch: AnyLaunch) -> Iterator[tuple[str, int]]:
-        """What a launch takes beside the arguments of its op."""
-        if launch.state:
-            yield "arena", module.arena["@state"]
-        yield from (("graph", i) for i in range(launch.graph_handles))
 
     def _weight(
         self, name: str, weight: Weight, sources: dict[str, str]

@@ -48,8 +48,7 @@ class Launch:
     `grid` may hold the string "sms": one block a multiprocessor. `shared_bytes` is dynamic shared
     memory. `early` starts the block before its predecessor has finished (programmatic dependent
     launch); the template then waits itself before it touches an operand that is not a weight.
-    After the usual arguments follow, with `state`, the device block, and `graph_handles` handles of
-    conditional nodes, 0 outside of them.
+    `graph_handles` handles of conditional nodes follow the usual arguments: 0 outside of them.
     """
 
     template: str
@@ -58,7 +57,6 @@ class Launch:
     block: int
     shared_bytes: int = 0
     early: bool = True
-    state: bool = False
     graph_handles: int = 0
 
     def variables(self) -> dict[str, Any]:
@@ -95,7 +93,6 @@ class Scheduled:
     block: int
     shared_bytes: int = 0
     early: bool = True
-    state: bool = False
     graph_handles: int = 0
 
 

@@ -188,7 +188,6 @@ def attention_launches(op: Attention, arch: CudaArch, *types: TensorType) -> tup
             blocks=plan.resident_blocks(arch, tiles),
         )
         first = launch(arch, "attention/attention_mma.cu.j2", params, grid, THREADS, shared)
-        first = dataclasses.replace(first, state=True)
     else:
         first = launch(arch, "attention/attention_plain.cu.j2", plain, grid, THREADS, shared)
     combine = CombineParams(

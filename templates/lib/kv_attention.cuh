@@ -4,9 +4,6 @@
 // all at once, so that keys and values are read once. Per unit: the warps share the scores by keys
 // and rows, then the softmax by rows, then the values by columns. The next unit's keys arrive
 // during softmax and values, its values during the next scores.
-//
-// Of a block's first unit, the rows that were committed before the program began lie still, so they
-// are copied while the kernels before still run. Which unit that is, is a guess from the position.
 #pragma once
 
 #include "kv_split.cuh"
@@ -91,8 +88,6 @@ struct AttentionBlock {
   int warp;
   int lane;
   bool ready;  // queries are in shared memory
-  int early_unit;     // where the unit begins whose rows `early` are on their way; -1: none
-  KeyRange early;
 
   float sums[Shape::kRowTiles][Shape::kWarpPairs][2][4];
 
@@ -132,9 +127,7 @@ struct AttentionBlock {
   }
 
   // Start to copy the rows of the unit that begins at `start`; rows outside `seen` become zero, so
-  // that whatever a cache holds there cannot reach a sum. With `kRest`, `early` rows are on their
-  // way and all others are zero already.
-  template <bool kRest>
+  // that whatever a cache holds there cannot reach a sum.
   __device__ __forceinline__ void copy_unit(Element (*to)[Shape::kHeadStride],
                                             const Element* from, int start, KeyRange seen) {
     constexpr int kChunk = 16 / sizeof(Element);
@@ -146,39 +139,7 @@ struct AttentionBlock {
       const int position = start + key;
       const size_t row = static_cast<unsigned>(position) % Shape::kCacheRows;
       const bool present = position >= seen.first && position < seen.end;
-      if (!kRest || (present && (position < early.first || position >= early.end))) {
-        copy_async(&to[key][at], from + row * Shape::kHeadDim + at, present);
-      }
-    }
-  }
-
-  // Start on the first unit of `slot` as the plan will probably have it, with what lies still.
-  __device__ __forceinline__ void copy_early(int committed, int slot) {
-    early_unit = -1;
-    const int end = committed + 1;  // of the first row, or one more
-    const int first = Splits::first(end);
-    const int positions = Splits::fold(end) * Splits::kUnit;  // in a split
-    const int low = first / positions;
-    const int split =
-        low + (slot + Splits::kPartials - low % Splits::kPartials) % Splits::kPartials;
-    const int from = max(first, split * positions);
-    const int unit = from / Splits::kUnit * Splits::kUnit;
-    const int to = min(committed, unit + Splits::kUnit);
-    if (from < to && split <= committed / positions) {
-      early_unit = unit;
-      early = {from, to};
-      copy_unit<false>(shared.key, keys, unit, early);
-      copy_unit<false>(shared.value, values, unit, early);
-      copy_commit();
-    }
-  }
-
-  // The plan has another first unit, or none: forget what was copied.
-  __device__ __forceinline__ void drop_early() {
-    if (early_unit >= 0) {
-      copy_wait<0>();
-      __syncthreads();
-      early_unit = -1;
+      copy_async(&to[key][at], from + row * Shape::kHeadDim + at, present);
     }
   }
 
@@ -392,17 +353,9 @@ struct AttentionBlock {
       }
     }
     const int begin = seen.first / Shape::kUnit * Shape::kUnit;
-    if (begin == early_unit) {
-      copy_unit<true>(shared.key, keys, begin, seen);
-      copy_commit();
-      copy_unit<true>(shared.value, values, begin, seen);
-      early_unit = -1;
-    } else {
-      drop_early();
-      copy_unit<false>(shared.key, keys, begin, seen);
-      copy_commit();
-      copy_unit<false>(shared.value, values, begin, seen);
-    }
+    copy_unit(shared.key, keys, begin, seen);
+    copy_commit();
+    copy_unit(shared.value, values, begin, seen);
     copy_commit();
     if (!ready) {  // while the first unit is on its way
       load_queries(q, scale);
@@ -417,7 +370,7 @@ struct AttentionBlock {
       }
       __syncthreads();
       if (next < seen.end) {
-        copy_unit<false>(shared.key, keys, next, seen);
+        copy_unit(shared.key, keys, next, seen);
       }
       copy_commit();
       weigh_unit(start, fold);
@@ -426,7 +379,7 @@ struct AttentionBlock {
       value_unit();
       __syncthreads();
       if (next < seen.end) {
-        copy_unit<false>(shared.value, values, next, seen);
+        copy_unit(shared.value, values, next, seen);
       }
       copy_commit();
     }
@@ -435,39 +388,31 @@ struct AttentionBlock {
   }
 };
 
-// The block of a kernel with grid (slots, K/V heads, blocks of pairs); it may have no pairs.
+// The body of a kernel with grid (slots, K/V heads, blocks of pairs).
 template <typename Shape>
-__device__ __forceinline__ AttentionBlock<Shape> attention_block(
-    int rows, const typename Shape::Element* k_cache, const typename Shape::Element* v_cache,
-    AttentionShared<Shape>& shared) {
+__device__ __forceinline__ void attention_body(int rows, const float* q, const int* ends,
+                                               const typename Shape::Element* k_cache,
+                                               const typename Shape::Element* v_cache,
+                                               float* scratch, float scale,
+                                               AttentionShared<Shape>& shared) {
   const int first_pair = blockIdx.z * Shape::kRows;
+  const int pairs = min(Shape::kRows, rows * Shape::kGroup - first_pair);
+  if (pairs <= 0) {
+    return;
+  }
   const int kv_head = blockIdx.y;
   const size_t plane = static_cast<size_t>(Shape::kCacheRows) * Shape::kHeadDim * kv_head;
-  return {shared,
-          k_cache + plane,
-          v_cache + plane,
-          first_pair,
-          min(Shape::kRows, rows * Shape::kGroup - first_pair),
-          kv_head,
-          static_cast<int>(threadIdx.x / kWarp),
-          static_cast<int>(threadIdx.x % kWarp),
-          false,
-          -1,
-          {0, 0},
-          {}};
-}
-
-// Everything that waits for the predecessor.
-template <typename Shape>
-__device__ __forceinline__ void attend(AttentionBlock<Shape>& block, int rows, const float* q,
-                                       const int* ends, float* scratch, float scale) {
-  const int slot = blockIdx.x;
-  plan_rows<typename Shape::Splits>(block.shared.plan, ends, rows);
+  AttentionBlock<Shape> block{
+      shared,  k_cache + plane, v_cache + plane,
+      first_pair, pairs,        kv_head,
+      static_cast<int>(threadIdx.x / kWarp), static_cast<int>(threadIdx.x % kWarp),
+      false,   {}};
+  plan_rows<typename Shape::Splits>(shared.plan, ends, rows);
   __syncthreads();
+  const int slot = blockIdx.x;
   for_each_split<typename Shape::Splits>(
-      block.shared.plan, block.row_of(0), block.row_of(block.pairs - 1), slot,
+      shared.plan, block.row_of(0), block.row_of(pairs - 1), slot,
       [&](int fold, int split, KeyRange seen) {
         block.attend_split(q, scale, scratch, fold, split, seen, slot);
       });
-  block.drop_early();
 }

@@ -13,7 +13,6 @@ from scheduled_bundle import Bundled, rendered
 
 from memra_compiler.codegen.cuda import compile_cuda
 from memra_compiler.ops.cuda import ARCHS, AnyLaunch, CudaArch
-from memra_runtime.artifact import STATE_SIZE, slot
 
 
 def check(result: tuple[Any, ...]) -> Any:
@@ -79,13 +78,6 @@ class Gpu:
         self.multiprocessors = check(driver.cuDeviceGetAttribute(count, self.device))
         arch_of(gpu_capability())  # a GPU that our kernels do not run on is an error, not a skip
         self.functions: dict[str, Any] = {}
-        self.state = self.upload(np.zeros(STATE_SIZE, np.int32))
-
-    def commit(self, position: int) -> None:
-        """Say in the device block how many positions were committed before what runs next."""
-        state = np.zeros(STATE_SIZE, np.int32)
-        state[slot("position")] = position
-        check(driver.cuMemcpyHtoD(self.state, state.ctypes.data, state.nbytes))
 
     def upload(self, array: np.ndarray, guard: int = 256) -> int:
         """Copy an array to the device, with `guard` bytes of 0xAB behind it."""
@@ -135,8 +127,7 @@ class Gpu:
         """Run the launches of one op in order, outside of any graph, and wait."""
         count = np.array([rows], np.int32)
         for launch in launches:
-            more = [*[self.state] * launch.state, *[0] * launch.graph_handles]
-            taken = np.array([*pointers, *more], np.uint64)
+            taken = np.array([*pointers, *[0] * launch.graph_handles], np.uint64)
             addresses = [taken.ctypes.data + 8 * i for i in range(len(taken))]
             arguments = np.array([count.ctypes.data, *addresses], np.uint64)
             grid = [self.multiprocessors if g == "sms" else int(g) for g in launch.grid]

@@ -35,7 +35,6 @@ class Bundled:
     block: int
     shared_bytes: int
     early: bool
-    state: bool = False
     graph_handles: int = 0
 
 
