@@ -113,11 +113,15 @@ class AttentionPlan:
         return queries + units + scores + softmax + plan
 
     def row_tiles(self, arch: CudaArch, pairs: int) -> int:
-        """Tiles of a block: as many as fit, and no more than `pairs` (row, head) pairs fill."""
+        """Tiles of a block: as many as fit, and no more than `pairs` (row, head) pairs fill.
+
+        Two blocks of two tiles on a multiprocessor hide more than one of four.
+        """
         wanted = ceil_div(pairs, TILE)
+        most = 2 if self.resident_blocks(arch, 2) == 2 else ROW_TILES[0]
         for tiles in ROW_TILES if self.tensor_cores else ():
             fits = self.shared_bytes(tiles) + RESERVED_BYTES <= arch.shared_bytes
-            if fits and tiles < 2 * wanted:
+            if fits and tiles <= most and tiles < 2 * wanted:
                 return tiles
         return 1
 

@@ -361,7 +361,8 @@ def linear_launches(
 ) -> tuple[Launch, ...]:
     """Launches of `linear`, `linear_group` and, with `act`, of `gated_linear` (gate, up).
 
-    Arguments of each: rows, x, the weights, the outputs.
+    Arguments of each: rows, x, the weights, the outputs. x has all tiles of its type: they
+    are read whatever rows is.
     Matrices of one format share a launch. A gate and an up projection of one format meet in a
     block; otherwise the up projection goes first and the gate's launch multiplies it by act(gate).
     """

@@ -95,6 +95,16 @@ def activations(x: Array, kind: str) -> tuple[Array, Array]:
     return x, x.astype(np.float64)
 
 
+def stored_rows(x: Array, type: TensorType) -> Array:
+    """`x` as kernels for rows of `type` take it: all of its tiles, with zeros after the last row.
+
+    A kernel of few rows reads every tile, also where nobody asked for a row of it.
+    """
+    whole = np.zeros(type.max_shape, np.float32)
+    whole[: len(x)] = x
+    return activations(whole, type.dtype)[0]
+
+
 def add_planes(planes: Array) -> Array:
     """Partial sums added in order, in float32, as whoever reads them does."""
     total = planes[0].copy()

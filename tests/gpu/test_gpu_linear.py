@@ -20,6 +20,7 @@ from matrix_cases import (
     activations,
     add_planes,
     repacks,
+    stored_rows,
     weight_types,
 )
 from worst_errors import note
@@ -110,10 +111,10 @@ def test_product(gpu: Gpu, case: Product) -> None:
         outputs = [n for _, n in case.weights][: 1 if case.act else None]
         first: list[np.ndarray] = []
         for rows in range(case.most, 0, -1):
-            stored, _ = activations(x[:rows], case.kind)
             out = [np.full((planes, tall, n), np.nan, np.float32) for n in outputs]
             targets = [held.upload(o) for o in out]
-            operands = [held.upload(stored), *(address for address, _ in weights), *targets]
+            stored = held.upload(stored_rows(x[:rows], case.x))
+            operands = [stored, *(address for address, _ in weights), *targets]
             gpu.run(launches, case.name, ARCH, rows, operands)
             raw = [gpu.download(a, o) for a, o in zip(targets, out, strict=True)]
             assert all(np.isnan(r[:, rows:]).all() for r in raw), f"rows beyond {rows} were written"
