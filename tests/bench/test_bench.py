@@ -125,7 +125,7 @@ def test_8_bit_caches_move_the_bytes_they_hold(tiny_model: Model, kv8_model: Mod
 
 def test_other_contexts_of_8_bit_caches_are_filled_with_numbers(kv8_model: Model) -> None:
     options = Options(IDS, max_new=8, repeat=2, stream_repeat=1, contexts=(300,))
-    found = run_bench(kv8_model, options).contexts
+    found = run_bench(kv8_model.device, options).contexts
     assert {c.context_tokens for c in found} == {300}
     assert np.isfinite(kv8_model.device.value("verify", "target.logits")[0]).all()
     cache = cache_values(kv8_model.device.plane("target.layers.5.v"))
