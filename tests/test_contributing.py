@@ -20,7 +20,7 @@ def patched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ignore = shutil.ignore_patterns("__pycache__", "*.gguf")
     for part in ("memra_compiler", "runtime", "schedules", "tests/layers", "tests/ops"):
         shutil.copytree(ROOT / part, copy / part, ignore=ignore)
-    for file in ("pyproject.toml", "tests/conftest.py"):
+    for file in ("pyproject.toml", "tests/conftest.py", "tests/tiny_pair.py"):
         shutil.copy(ROOT / file, copy / file)
     applied = subprocess.run(
         ["git", "apply", str(PATCH)], cwd=copy, capture_output=True, text=True, check=False
