@@ -1,0 +1,77 @@
+"""Kernels that read weights as the file stores them, as NVRTC compiles them, run on the CPU.
+
+Every format in every such kernel: rows of a table, products of few rows, products of prompts. The
+text of a kernel may be right and its PTX wrong, which no test of the text can see.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cuda_on_cpu import compiler
+from ptx_on_cpu import OnCpu
+from te_samples import rows
+
+from memra_compiler.ir.types import TensorType
+from memra_compiler.ops.base import Array, Op
+from memra_compiler.ops.cuda import ARCHS
+from memra_compiler.ops.cuda_linear import FORMATS
+from memra_compiler.ops.embed import Embed
+from memra_compiler.ops.formats import dequantise, random_bytes
+from memra_compiler.ops.linear import GatedLinear, Linear
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+
+HOPPER = ARCHS["sm_90a"]
+#: One block of 256 inputs, which compilers see through, and several.
+CASES = [(f, 256) for f in FORMATS] + [(f, 768) for f in FORMATS if FORMATS[f].unit_pieces > 1]
+#: Errors of sums, over the largest.
+TOLERANCE = 3e-6
+
+
+def run(
+    op: Op, folder: Path, x: Array, weights: list[TensorType], bound: int
+) -> tuple[Array, Array]:
+    """What the kernels of `op` make of rows `x` and random weights, and what the op means."""
+    rng = np.random.default_rng(4)
+    stored = [random_bytes(w, rng) for w in weights]
+    values = [dequantise(data, w) for data, w in zip(stored, weights, strict=True)]
+    (wanted,) = op.reference(len(x), x if x.dtype == np.int32 else x.astype(float), *values)
+    type = rows(bound, *x.shape[1:], dtype="i32" if x.dtype == np.int32 else "f32")
+    launches = op.lower_cuda(HOPPER, type, *weights, rows(bound, wanted.shape[1]))
+    given = np.zeros((bound, *x.shape[1:]), x.dtype)
+    given[: len(x)] = x
+    out = np.full((bound, wanted.shape[1]), np.nan, np.float32)
+    OnCpu(launches, HOPPER, folder)(len(x), [given, *stored, out])
+    assert np.isnan(out[len(x) :]).all(), "rows past T were written"
+    return out[: len(x)], wanted
+
+
+@pytest.mark.parametrize(("format", "inputs"), CASES)
+def test_rows_of_a_table(format: str, inputs: int, tmp_path: Path) -> None:
+    ids = np.array([6, 0, 3, -2, 9], np.int32)
+    got, wanted = run(Embed(2.5), tmp_path, ids, [TensorType((7, inputs), format, "plain")], 6)
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=3e-7 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize(("format", "inputs"), CASES)
+def test_products_of_few_rows(format: str, inputs: int, tmp_path: Path) -> None:
+    x = np.random.default_rng(5).standard_normal((3, inputs)).astype(np.float32)
+    got, wanted = run(Linear(), tmp_path, x, [TensorType((12, inputs), format, "plain")], 8)
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=TOLERANCE * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize(("format", "inputs"), CASES)
+def test_products_of_prompts(format: str, inputs: int, tmp_path: Path) -> None:
+    x = np.random.default_rng(6).standard_normal((18, inputs)).astype(np.float32)
+    got, wanted = run(Linear(), tmp_path, x, [TensorType((36, inputs), format, "plain")], 20)
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=TOLERANCE * np.abs(wanted).max())
+
+
+def test_gated_products_of_prompts(tmp_path: Path) -> None:
+    x = np.random.default_rng(7).standard_normal((18, 256)).astype(np.float32) / 16
+    weights = [TensorType((32, 256), format, "plain") for format in ("q6_k", "q4_k")]
+    got, wanted = run(GatedLinear("gelu_tanh"), tmp_path, x, weights, 20)
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=TOLERANCE * np.abs(wanted).max())
