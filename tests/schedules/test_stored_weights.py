@@ -17,7 +17,14 @@ from te_samples import rows
 from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.base import Array, Op
 from memra_compiler.ops.cuda import ARCHS
+from memra_compiler.ops.cuda_layouts import (
+    a8_quantise,
+    a8_reference,
+    bf16_reference,
+    bf16_round,
+)
 from memra_compiler.ops.cuda_linear import FORMATS
+from memra_compiler.ops.cuda_wide import wide_launches
 from memra_compiler.ops.embed import Embed
 from memra_compiler.ops.formats import dequantise, random_bytes
 from memra_compiler.ops.linear import GatedLinear, Linear
@@ -75,3 +82,25 @@ def test_gated_products_of_prompts(tmp_path: Path) -> None:
     weights = [TensorType((32, 256), format, "plain") for format in ("q6_k", "q4_k")]
     got, wanted = run(GatedLinear("gelu_tanh"), tmp_path, x, weights, 20)
     np.testing.assert_allclose(got, wanted, rtol=0, atol=TOLERANCE * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize(("kind", "format"), [("a8", "q4_k"), ("bf16", "f32"), ("a8", "bf16")])
+def test_prompts_with_a_matrix_that_does_not_tile(kind: str, format: str, tmp_path: Path) -> None:
+    """All 64 rows of a launch, or fewer; rows rounded to int8 or bf16 lie as fragments."""
+    x = np.random.default_rng(8).standard_normal((64, 256)).astype(np.float32)
+    weight = TensorType((12, 256), format)
+    stored = random_bytes(weight, np.random.default_rng(9))
+    if kind == "a8":
+        q, d = a8_quantise(x)
+        fragments, values = a8_reference(x), q * np.repeat(d.astype(float), 32, axis=1)
+    else:
+        fragments, values = bf16_reference(x), bf16_round(x).astype(float)
+    wanted = values @ dequantise(stored, weight).T
+    launches = wide_launches(HOPPER, TensorType((64, 256), kind), [weight], ())
+    kernels = OnCpu(launches, HOPPER, tmp_path)
+    for count in (64, 33):
+        out = np.full((64, 12), np.nan, np.float32)
+        kernels(count, [fragments, stored, out])
+        limit = TOLERANCE * np.abs(wanted).max()
+        np.testing.assert_allclose(out[:count], wanted[:count], rtol=0, atol=limit)
+        assert np.isnan(out[count:]).all(), "rows past T were written"
