@@ -52,9 +52,9 @@ __device__ __forceinline__ int signed_byte(unsigned word, int index) {
 
 /// One column of a stored row, for the loops that TVM writes.
 ///
-/// Their induction variables are hidden from the optimiser: NVRTC 13.5 reduces the strength of
-/// `at / 16` across unrolled neighbours and forgets to divide all of them but the first (Q6_K, 256
-/// inputs; tests/schedules/test_stored_weights.py runs what it makes).
+/// The optimiser may not see what they count with: for sm_80 and sm_90a, NVRTC 13.5 reduces the
+/// strength of `at / 16` and, for the odd of four unrolled neighbours, forgets to divide (Q6_K of
+/// 256 inputs; tests/schedules/test_stored_weights.py runs what it makes).
 template <class Format>
 __device__ __forceinline__ float column(const Byte* row, int at) {
   int four = at & ~3;

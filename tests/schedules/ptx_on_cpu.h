@@ -10,17 +10,31 @@
 struct Half {};
 struct Brain {};
 
-// A result into a register: its bits.
+// A result into a register: its bits, or, where the register is wider, its value.
 template <class Register, class Value>
 void put(Register& reg, Value value) {
-  static_assert(sizeof(Register) == sizeof(Value), "PTX never narrows on its own");
-  std::memcpy(&reg, &value, sizeof(reg));
+  if constexpr (sizeof(Register) == sizeof(Value)) {
+    std::memcpy(&reg, &value, sizeof(reg));
+  } else {
+    static_assert(sizeof(Register) > sizeof(Value), "PTX never narrows on its own");
+    reg = value;
+  }
 }
 
 inline float float_of(uint32_t bits) {
   float value;
   std::memcpy(&value, &bits, 4);
   return value;
+}
+
+// What an instruction of type T sees of a register; floats may lie in those of 32 bits.
+template <class T, class X>
+T as(X x) {
+  if constexpr (std::is_same_v<T, float> && std::is_same_v<X, uint32_t>) {
+    return float_of(x);
+  } else {
+    return static_cast<T>(x);
+  }
 }
 
 template <class T, class X>
@@ -40,7 +54,7 @@ T cvta_to_global(T address) {
 #define OF_TWO(name, expression)                     \
   template <class T, class A, class B>               \
   auto name(A left, B right) {                       \
-    const T a = static_cast<T>(left), b = static_cast<T>(right); \
+    const T a = as<T>(left), b = as<T>(right);       \
     return expression;                               \
   }
 OF_TWO(add, static_cast<T>(a + b))
@@ -77,14 +91,19 @@ T mad_lo(A a, B b, C c) {
   return add<T>(mul_lo<T>(a, b), c);
 }
 
-template <class T>
-float fma_rn(float a, float b, float c) {
-  return std::fma(a, b, c);
+template <class T, class A, class B, class C>
+float fma_rn(A a, B b, C c) {
+  return std::fma(as<T>(a), as<T>(b), as<T>(c));
 }
 
 template <class T, class A>
 T neg(A a) {
-  return static_cast<T>(-static_cast<T>(a));
+  return static_cast<T>(-as<T>(a));
+}
+
+template <class T, class A>
+T not_(A a) {
+  return std::is_same_v<T, bool> ? !a : static_cast<T>(~static_cast<T>(a));
 }
 
 template <class T, class A>
@@ -99,7 +118,7 @@ T shr(A a, unsigned by) {
 
 template <class T, class A, class B>
 T selp(A a, B b, bool first) {
-  return first ? static_cast<T>(a) : static_cast<T>(b);
+  return first ? as<T>(a) : as<T>(b);
 }
 
 // Bytes of a (0 to 3) and b (4 to 7), as the nibbles of `select` say.
@@ -111,6 +130,18 @@ uint32_t prmt(uint32_t a, uint32_t b, uint32_t select) {
     result |= static_cast<uint32_t>(both >> 8 * (select >> 4 * i & 7) & 255) << 8 * i;
   }
   return result;
+}
+
+// Two registers as one: the first is the low half.
+inline uint32_t pair_of(uint16_t low, uint16_t high) {
+  return static_cast<uint32_t>(high) << 16 | low;
+}
+
+// The halves of a, unsigned, times the first two bytes of b.
+template <class A, class B>
+uint32_t dp2a_lo(uint32_t a, uint32_t b, uint32_t c) {
+  static_assert(std::is_unsigned_v<A> && std::is_unsigned_v<B>);
+  return c + (a & 0xFFFF) * (b & 0xFF) + (a >> 16) * (b >> 8 & 0xFF);
 }
 
 template <class T>
@@ -126,23 +157,23 @@ auto cvt(X x) {
   } else if constexpr (std::is_same_v<From, Brain>) {
     return static_cast<float>(__nv_bfloat16{x});
   } else {
-    return static_cast<To>(static_cast<From>(x));
+    return static_cast<To>(as<From>(x));
   }
 }
 
 template <class To, class From, class X>
 To cvt_rn(X x) {
-  return static_cast<To>(static_cast<From>(x));
+  return static_cast<To>(as<From>(x));
 }
 
-template <class To, class From>
-float cvt_rni(float x) {
-  return std::nearbyint(x);
+template <class To, class From, class X>
+float cvt_rni(X x) {
+  return std::nearbyint(as<From>(x));
 }
 
-template <class To, class From>
-To cvt_rzi(float x) {
-  return static_cast<To>(x);
+template <class To, class From, class X>
+To cvt_rzi(X x) {
+  return static_cast<To>(as<From>(x));
 }
 
 template <class T>
@@ -167,14 +198,7 @@ T* aligned(char* at, int count) {
 template <class T, class... Registers>
 void load(char* at, Registers&... registers) {
   const T* next = aligned<T>(at, sizeof...(registers));
-  const auto one = [&next](auto& reg) {
-    if constexpr (std::is_integral_v<T>) {  // a register may be wider than what it loads
-      reg = *next++;
-    } else {
-      put(reg, *next++);
-    }
-  };
-  (one(registers), ...);
+  (put(registers, *next++), ...);
 }
 
 template <class T, class... Registers>

@@ -25,7 +25,7 @@ TYPES = {
     "f32": "float", "f16": "Half", "bf16": "Brain", "pred": "bool",
 }  # fmt: skip
 #: Of these, C++ has made keywords.
-KEYWORDS = ("and", "or", "xor")
+KEYWORDS = ("and", "or", "xor", "not")
 
 
 def ptx_of(source: str, name: str, arch: CudaArch) -> str:
@@ -48,7 +48,7 @@ class Translation:
     def __init__(self, ptx: str) -> None:
         head, _, body = ptx[ptx.index(".entry") :].partition("{")
         self.symbol = head.split()[1].rstrip("(")
-        self.parameters = re.findall(r"\.param \.\w+ (\w+)", head)
+        self.parameters = re.findall(r"\w+_param_\d+", head)
         self.shared: dict[str, int] = {}
         self.shared_bytes = 0
         self.registers: list[str] = []
@@ -113,6 +113,10 @@ class Translation:
             return f"{'threadIdx' if special[1] == 'tid' else 'blockIdx'}.{special[2]}"
         if text.startswith("%"):
             return text[1:]
+        if text.startswith("{"):
+            return (
+                f"pair_of({', '.join(self._value(one.strip()) for one in text[1:-1].split(','))})"
+            )
         if text.lower().startswith("0f"):
             return f"float_of(0x{text[2:]}u)"
         return str(self.shared[text]) if text in self.shared else f"{text}ll"

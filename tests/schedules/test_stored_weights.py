@@ -16,7 +16,7 @@ from te_samples import rows
 
 from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.base import Array, Op
-from memra_compiler.ops.cuda import ARCHS
+from memra_compiler.ops.cuda import ARCHS, CudaArch
 from memra_compiler.ops.cuda_layouts import (
     a8_quantise,
     a8_reference,
@@ -39,7 +39,12 @@ TOLERANCE = 3e-6
 
 
 def run(
-    op: Op, folder: Path, x: Array, weights: list[TensorType], bound: int
+    op: Op,
+    folder: Path,
+    x: Array,
+    weights: list[TensorType],
+    bound: int,
+    arch: CudaArch = HOPPER,
 ) -> tuple[Array, Array]:
     """What the kernels of `op` make of rows `x` and random weights, and what the op means."""
     rng = np.random.default_rng(4)
@@ -47,11 +52,11 @@ def run(
     values = [dequantise(data, w) for data, w in zip(stored, weights, strict=True)]
     (wanted,) = op.reference(len(x), x if x.dtype == np.int32 else x.astype(float), *values)
     type = rows(bound, *x.shape[1:], dtype="i32" if x.dtype == np.int32 else "f32")
-    launches = op.lower_cuda(HOPPER, type, *weights, rows(bound, wanted.shape[1]))
+    launches = op.lower_cuda(arch, type, *weights, rows(bound, wanted.shape[1]))
     given = np.zeros((bound, *x.shape[1:]), x.dtype)
     given[: len(x)] = x
     out = np.full((bound, wanted.shape[1]), np.nan, np.float32)
-    OnCpu(launches, HOPPER, folder)(len(x), [given, *stored, out])
+    OnCpu(launches, arch, folder)(len(x), [given, *stored, out])
     assert np.isnan(out[len(x) :]).all(), "rows past T were written"
     return out[: len(x)], wanted
 
@@ -77,10 +82,11 @@ def test_products_of_prompts(format: str, inputs: int, tmp_path: Path) -> None:
     np.testing.assert_allclose(got, wanted, rtol=0, atol=TOLERANCE * np.abs(wanted).max())
 
 
-def test_gated_products_of_prompts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120a"])
+def test_gated_products_of_prompts(arch: str, tmp_path: Path) -> None:
     x = np.random.default_rng(7).standard_normal((18, 256)).astype(np.float32) / 16
     weights = [TensorType((32, 256), format, "plain") for format in ("q6_k", "q4_k")]
-    got, wanted = run(GatedLinear("gelu_tanh"), tmp_path, x, weights, 20)
+    got, wanted = run(GatedLinear("gelu_tanh"), tmp_path, x, weights, 20, ARCHS[arch])
     np.testing.assert_allclose(got, wanted, rtol=0, atol=TOLERANCE * np.abs(wanted).max())
 
 
