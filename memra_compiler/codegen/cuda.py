@@ -132,6 +132,17 @@ def load_nvrtc() -> Any:
     return nvrtc
 
 
+def nvrtc_options(arch: CudaArch) -> list[str]:
+    """What NVRTC is told of every kernel."""
+    return [
+        f"--gpu-architecture={arch.name}",
+        "--std=c++17",
+        "--fmad=false",  # every fused multiply-add is written as one: it is part of the class
+        "--device-as-default-execution-space",
+        *(f"--include-path={path}" for path in include_paths()),
+    ]
+
+
 def compile_cuda(source: str, name: str, arch: CudaArch, *, log: list[str] | None = None) -> bytes:
     """Compile CUDA source to a cubin for `arch`; `log` collects the compiler's resource report.
 
@@ -140,14 +151,7 @@ def compile_cuda(source: str, name: str, arch: CudaArch, *, log: list[str] | Non
     Raises: KernelError with NVRTC's log.
     """
     nvrtc = load_nvrtc()
-    options = [
-        f"--gpu-architecture={arch.name}",
-        "--std=c++17",
-        "--fmad=false",  # every fused multiply-add is written as one: it is part of the class
-        "--device-as-default-execution-space",
-        *(["--ptxas-options=-v"] if log is not None else []),
-        *(f"--include-path={path}" for path in include_paths()),
-    ]
+    options = [*nvrtc_options(arch), *(["--ptxas-options=-v"] if log is not None else [])]
     program = _check(nvrtc.nvrtcCreateProgram, source.encode(), f"{name}.cu".encode(), 0, [], [])
     try:
         encoded = [option.encode() for option in options]

@@ -1,7 +1,7 @@
 """CUDA kernels of matrix products with many rows (prompts): up to 64 rows of int8 or bf16.
 
 They read the weights that `cuda_linear` repacks, and take the same arguments. A matrix that does
-not tile, or that meets f32 rows, takes the plain kernel. Outputs are float
+not tile takes the plain kernel; f32 rows are multiplied by TVM's gemm. Outputs are float
 planes `[splits][rows rounded up to 8][N]`: whoever reads them adds the planes in order. How K is
 cut depends on the matrices and the architecture alone: no row's bits depend on the rows beside it.
 """
@@ -200,7 +200,7 @@ def wide_launches(
 
     Arguments of each launch and their order as those of `cuda_linear.linear_launches`.
 
-    Raises: OpError for more rows than a launch takes, or weights of other inputs.
+    Raises: OpError for more rows than a launch takes, for f32 rows, or weights of other inputs.
     """
     weights = tuple(weight_types)
     _check(x_type, weights)
@@ -233,6 +233,11 @@ def _check(x: TensorType, weights: tuple[TensorType, ...]) -> None:
     rows, inputs = x.max_shape[0], x.max_shape[-1]
     if not 0 < rows <= WIDE_ROWS:
         raise OpError(f"wide products take up to {WIDE_ROWS} rows, got {rows}")
+    if x.dtype not in PIECE_BYTES:
+        kinds = " or ".join(PIECE_BYTES)
+        raise OpError(
+            f"wide products take rows of {kinds}, got {x}; f32 rows are TVM's to schedule"
+        )
     for w in weights:
         if w.max_shape[-1] != inputs:
             raise OpError(f"weights {w} do not fit activations {x}")

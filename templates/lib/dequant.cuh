@@ -50,10 +50,16 @@ __device__ __forceinline__ int signed_byte(unsigned word, int index) {
   return static_cast<signed char>(word >> 8 * index);
 }
 
-/// One column of a stored row: of four calls for neighbours, the compiler keeps one decoding.
+/// One column of a stored row, for the loops that TVM writes.
+///
+/// The optimiser may not see what they count with: for sm_80 and sm_90a, NVRTC 13.5 reduces the
+/// strength of `at / 16` and, for the odd of four unrolled neighbours, forgets to divide (Q6_K of
+/// 256 inputs; tests/schedules/test_stored_weights.py runs what it makes).
 template <class Format>
 __device__ __forceinline__ float column(const Byte* row, int at) {
-  const float4 v = Format::decode_stored(row, at & ~3);
+  int four = at & ~3;
+  asm("" : "+r"(four));
+  const float4 v = Format::decode_stored(row, four);
   const int i = at & 3;
   return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }

@@ -129,8 +129,8 @@ def products() -> dict[str, tuple[Op, tuple[TensorType, ...]]]:
     found: dict[str, tuple[Op, tuple[TensorType, ...]]] = {}
     for bound, inputs, outputs, dtype in (
         (64, 5376, 2048, "q4_0"), (64, 1024, 260, "q8_0"), (33, 256, 36, "q4_k"),
-        (64, 512, 64, "q5_k"), (64, 512, 64, "q6_k"), (70, 96, 100, "bf16"), (64, 352, 12, "f16"),
-        (17, 32, 4, "f32"),
+        (64, 512, 64, "q5_k"), (64, 512, 64, "q6_k"), (33, 256, 64, "q6_k"), (70, 96, 100, "bf16"),
+        (64, 352, 12, "f16"), (17, 32, 4, "f32"),
     ):  # fmt: skip
         x, out = rows_of(bound, inputs), rows_of(bound, outputs)
         w = TensorType((outputs, inputs), dtype, "plain")

@@ -27,6 +27,11 @@ EXACT = 1e-3
 #: to int8, bf16 or f16, the last bit of a sum can turn the rounding: two devices then differ as
 #: much as float32 and float64 do on one.
 SPREADS = 2.0
+#: Beside f32 activations, a cache of 16 bits: tensor cores want queries and softmax weights of
+#: 16 bits, too (the class of attention says `1 x f16`), while the CPU keeps them in float32. That
+#: is one more rounding than the CPU's own distance knows: on an H200 the root mean square of the
+#: difference is 1.9 to 3.2 times it.
+SPREADS_OF_QUERIES = 4.0
 #: Tokens of a text in rounds of one depth.
 TOKENS = 64
 
@@ -38,9 +43,9 @@ def limits(pair: Loaded) -> tuple[float, float, float]:
     own, near = spread(pair.truth), NEAR_TIE
     if (pair.variant.activations, pair.variant.kv) == ("f32", "f32"):
         return EXACT, EXACT, near
-    if pair.variant.activations != "f32":
-        near = max(near, own.largest)
-    return SPREADS * own.largest, SPREADS * own.rms, near
+    if pair.variant.activations == "f32":
+        return SPREADS_OF_QUERIES * own.largest, max(SPREADS_OF_QUERIES * own.rms, EXACT), near
+    return SPREADS * own.largest, SPREADS * own.rms, max(near, own.largest)
 
 
 @pytest.mark.parametrize("pair", on_devices(VARIANTS), indirect=True)

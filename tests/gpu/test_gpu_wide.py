@@ -84,7 +84,6 @@ def wide() -> Iterator[Wide]:
         yield Wide(f"mixed-{kind}-group", kind, 512, (four, six, ("q4_k", 48), eight))
         yield Wide(f"mixed-{kind}-gated", kind, 512, (("q4_k", 64), ("q6_k", 64)), gelu)
     yield Wide("mixed-bf16-floats", "bf16", 512, (("f16", 32), ("q8_0", 24), ("f32", 16)))
-    yield Wide("f32-f32-plain", "f32", 512, (("f32", 32), ("q4_0", 32)))
 
 
 @pytest.mark.parametrize("case", list(wide()), ids=lambda c: c.label)
