@@ -129,9 +129,9 @@ struct Block {
   std::vector<unsigned> operands;  // of a matrix instruction: 6 words a lane
 };
 
-inline Index blockIdx, threadIdx;
-inline Block* block;
-inline ucontext_t scheduler;
+static Index blockIdx, threadIdx;  // not inline: libraries would share them
+static Block* block;
+static ucontext_t scheduler;
 
 inline void yield() {
   const Index mine = threadIdx;
@@ -200,6 +200,7 @@ T __reduce_min_sync(unsigned, T value) {
   return *std::min_element(found.begin(), found.end());
 }
 
+namespace {
 template <class Kernel>
 struct Running {
   static inline Kernel* kernel;
@@ -211,6 +212,7 @@ struct Running {
     setcontext(&scheduler);
   }
 };
+}  // namespace
 
 // Run `kernel` on a grid. A thread that returns early no longer takes part in any barrier.
 template <class Kernel>

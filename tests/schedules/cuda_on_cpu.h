@@ -58,8 +58,8 @@ struct Block {
   std::vector<float> lanes;
 };
 
-inline thread_local Index blockIdx, threadIdx;
-inline thread_local Block* block;
+static thread_local Index blockIdx, threadIdx;  // not inline: libraries would share them
+static thread_local Block* block;
 
 inline void launch_dependents() {}
 inline void wait_for_predecessor() {}
