@@ -22,12 +22,9 @@ from memra_runtime.checkpoint import (
     check_metadata,
     open_checkpoint,
 )
-from memra_runtime.device import Device
+from memra_runtime.device import Device, Progress
 from memra_runtime.errors import Diagnostic, MemraError, fail
 from memra_runtime.tokenizer import Tokenizer, check_pairing, load_tokenizer
-
-#: Told bytes done and bytes in all while weights are copied to a GPU.
-LoadProgress = Callable[[int, int], None]
 
 #: Sections of the spec by the source their weights come from.
 SECTIONS = {"target": "target", "draft": "drafter"}
@@ -178,9 +175,7 @@ def open_model(
     return Opened(folder, manifest, files, tokenizer, bindings, device)
 
 
-def load_opened(
-    opened: Opened, *, graphs: bool = True, progress: LoadProgress | None = None
-) -> Model:
+def load_opened(opened: Opened, *, graphs: bool = True, progress: Progress | None = None) -> Model:
     """Load what `open_model` checked, if there is memory for it and no scale is NaN.
 
     `graphs=False` launches kernel by kernel, where there are graphs to do without (CUDA).

@@ -15,9 +15,8 @@ import numpy.typing as npt
 
 from memra_runtime.artifact import WeightEntry, load_manifest
 from memra_runtime.checkpoint import BLOCKS
-from memra_runtime.device import Device
+from memra_runtime.device import Device, Progress
 from memra_runtime.model import (
-    LoadProgress,
     check_processor,
     device_class,
     make_weight,
@@ -36,7 +35,7 @@ _SCALES = {
 }  # fmt: skip
 
 
-def synthetic_device(folder: Path, progress: LoadProgress | None = None) -> Device:
+def synthetic_device(folder: Path, progress: Progress | None = None) -> Device:
     """Load an artifact with made-up weights. Raises: MemraError where it does not fit here."""
     manifest = load_manifest(folder)
     check_processor(manifest, folder)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
 from memra_runtime.artifact import Manifest
+
+#: Told bytes done and bytes in all, before the first weight is copied to a device and after each.
+Progress = Callable[[int, int], None]
 
 #: NumPy types of plane elements; bf16 is read as raw 16-bit words, rows of blocks as bytes.
 DTYPES: Mapping[str, type[np.generic]] = {

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memra_runtime.artifact import LaunchEntry, Manifest, PlaneEntry, ValueEntry, slot
-from memra_runtime.device import DTYPES
+from memra_runtime.device import DTYPES, Progress
 from memra_runtime.device.cuda_driver import (
     Context,
     Event,
@@ -30,7 +30,7 @@ from memra_runtime.device.cuda_driver import (
     Stream,
 )
 from memra_runtime.device.cuda_loop import can_loop, capture_burst
-from memra_runtime.device.cuda_upload import Progress, upload_weights
+from memra_runtime.device.cuda_upload import upload_weights
 from memra_runtime.errors import fail
 
 #: Tokens of a burst at most: what an interrupted run has to wait for.
@@ -201,11 +201,6 @@ class CudaDevice:
         """Write counters; only between launches."""
         for name, value in counters.items():
             self.state[slot(name)] = value
-        self.upload(self._places["state"], self.state.copy())
-
-    def reset(self) -> None:
-        """Set all counters to zero."""
-        self.state[:] = 0
         self.upload(self._places["state"], self.state.copy())
 
     def memory(self) -> int:

@@ -155,11 +155,8 @@ class Graph:
     def __init__(self, graph: Any) -> None:
         self._graph = graph
         self._executable = call(driver.cuGraphInstantiate, graph, 0)
-        self.nodes = int(call(driver.cuGraphGetNodes, graph, 0)[1])
-        self.launches = 0
 
     def launch(self, stream: Stream) -> None:
-        self.launches += 1
         call(driver.cuGraphLaunch, self._executable, stream.handle)
 
 

@@ -7,7 +7,7 @@ of reading is page faults, of which one thread can take a few gigabytes a second
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from os import cpu_count
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memra_runtime.artifact import LaunchEntry, Manifest
+from memra_runtime.device import Progress
 from memra_runtime.device.cuda_driver import (
     Context,
     Event,
@@ -31,9 +32,6 @@ ALIGN = 256
 #: What one thread copies from a mapped file at a time, and the most threads that do.
 READ_BYTES = 4 << 20
 READERS = min(8, cpu_count() or 1)
-
-#: Told before the first tensor and after each: bytes done, bytes in all.
-Progress = Callable[[int, int], None]
 
 
 class Uploader:
