@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import re
-import shutil
-import subprocess
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 
+import cpp_on_cpu
 from memra_compiler.codegen.cuda import LIBRARY, render
 from memra_compiler.ops.cuda import Launch
 
 HERE = Path(__file__).parent
 #: Headers whose instructions `templates_on_cpu.h` has.
 REPLACED = ("block_ptx.cuh", "launch.cuh")
-
-
-@cache
-def compiler() -> str | None:
-    """A compiler of C++20 that has `_Float16`, if there is one."""
-    return next((found for name in ("g++", "clang++") if (found := shutil.which(name))), None)
 
 
 def inlined(text: str, seen: set[str]) -> str:
@@ -55,13 +47,7 @@ def build(launch: Launch, folder: Path) -> ctypes.CDLL:
         'extern "C" void run(int x, int y, int z, int threads, int rows, void** pointers) {\n'
         f"  launch(x, y, z, threads, [&] {{ {symbol}(rows, {arguments}); }});\n}}\n"
     )
-    path = folder / f"{symbol}.cpp"
-    path.write_text(text, encoding="utf-8")
-    options = "-std=c++20 -O1 -ffp-contract=off -fno-strict-aliasing -w -shared -fPIC"
-    command = [str(compiler()), *options.split(), f"-I{HERE}", str(path), "-o", f"{path}.so"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[:4000]
-    return ctypes.CDLL(f"{path}.so")
+    return cpp_on_cpu.build(text, folder / f"{symbol}.cpp", HERE)
 
 
 class TemplatesOnCpu:

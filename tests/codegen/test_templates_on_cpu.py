@@ -11,8 +11,9 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from templates_on_cpu import TemplatesOnCpu, compiler
+from templates_on_cpu import TemplatesOnCpu
 
+from cpp_on_cpu import compiler
 from memra_compiler.ir.types import Sym, TensorType
 from memra_compiler.ops import cuda_attention, cuda_kernels
 from memra_compiler.ops.attention import Attention, KvAppend

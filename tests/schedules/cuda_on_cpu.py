@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import re
-import shutil
-import subprocess
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 
+import cpp_on_cpu
 from memra_compiler.codegen.cuda import render
 from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.base import Array, Op
@@ -23,12 +21,6 @@ from memra_compiler.ops.cuda import ARCHS, Scheduled
 from memra_compiler.ops.scheduled import scheduled_launches
 
 HERE = Path(__file__).parent
-
-
-@cache
-def compiler() -> str | None:
-    """A C++20 compiler, if there is one."""
-    return next((found for name in ("g++", "clang++") if (found := shutil.which(name))), None)
 
 
 def build(launch: Scheduled, folder: Path) -> ctypes.CDLL:
@@ -43,12 +35,7 @@ def build(launch: Scheduled, folder: Path) -> ctypes.CDLL:
         'extern "C" void run(int grid_x, int grid_y, int threads, int rows, void** pointers) {\n'
         f"  launch(grid_x, grid_y, threads, [&] {{ {symbol}(rows, {arguments}); }});\n}}\n"
     )
-    path = folder / f"{symbol}.cpp"
-    path.write_text(text, encoding="utf-8")
-    options = "-std=c++20 -O1 -ffp-contract=off -fno-strict-aliasing -w -shared -fPIC -pthread"
-    command = [str(compiler()), *options.split(), f"-I{HERE}", str(path), "-o", f"{path}.so"]
-    subprocess.run(command, check=True, capture_output=True, text=True)
-    return ctypes.CDLL(f"{path}.so")
+    return cpp_on_cpu.build(text, folder / f"{symbol}.cpp", HERE)
 
 
 class OnCpu:

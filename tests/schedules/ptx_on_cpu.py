@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import re
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from cuda_on_cpu import HERE, compiler
+from cuda_on_cpu import HERE
 
+import cpp_on_cpu
 from memra_compiler.codegen.cuda import load_nvrtc, nvrtc_options, render
 from memra_compiler.ops.base import Array
 from memra_compiler.ops.cuda import AnyLaunch, CudaArch
@@ -142,13 +142,7 @@ class OnCpu:
                 f'extern "C" void run{i}(int x, int y, int threads, const uint64_t* values) {{\n'
                 f"  launch(x, y, threads, [&] {{ {kernel.symbol}(values); }});\n}}\n"
             )
-        path = folder / f"{kernels[0].symbol}.cpp"
-        path.write_text(text, encoding="utf-8")
-        options = "-std=c++20 -O1 -ffp-contract=off -fno-strict-aliasing -w -shared -fPIC -pthread"
-        command = [str(compiler()), *options.split(), f"-I{HERE}", str(path), "-o", f"{path}.so"]
-        made = subprocess.run(command, check=False, capture_output=True, text=True)
-        assert made.returncode == 0, made.stderr
-        self.library = ctypes.CDLL(f"{path}.so")
+        self.library = cpp_on_cpu.build(text, folder / f"{kernels[0].symbol}.cpp", HERE)
 
     def __call__(self, rows: int, arrays: Sequence[Array]) -> None:
         """Run every launch with `rows` rows."""

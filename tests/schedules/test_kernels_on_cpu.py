@@ -8,9 +8,10 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from cuda_on_cpu import OnCpu, compiler
+from cuda_on_cpu import OnCpu
 from te_samples import FORMULAS, Formula, Softmax, SumAndDifference, rows
 
+from cpp_on_cpu import compiler
 from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.activation import Add, Concat, Scale, SoftCap
 from memra_compiler.ops.base import Array, Op

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cuda_on_cpu import compiler
 from ptx_on_cpu import OnCpu
 from te_samples import rows
 
+from cpp_on_cpu import compiler
 from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.base import Array, Op
 from memra_compiler.ops.cuda import ARCHS, CudaArch
