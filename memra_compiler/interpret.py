@@ -80,8 +80,10 @@ class Interpreter:
         more = True
         while more:
             for call in sequence.calls:
-                for _ in range(self.counter(call.repeat) if call.repeat else 1):
+                runs = 0  # a program may lower the counter that it is repeated by
+                while runs < (self.counter(call.repeat) if call.repeat else 1):
                     self._program(self.module.programs[call.program])
+                    runs += 1
             more = bool(sequence.loop) and self.counter(sequence.loop) != 0
 
     def _program(self, program: Program) -> None:

@@ -16,6 +16,7 @@ from memra_compiler.layers.params import Params, Problem, Seq, param
 from memra_compiler.ops.activation import Concat, SoftCap
 from memra_compiler.ops.argmax import ArgMax
 from memra_compiler.ops.chain import DraftToken
+from memra_compiler.ops.confidence import Confidence, WeighDraft
 from memra_compiler.ops.embed import Embed
 from memra_compiler.ops.norm import RMSNorm
 from memra_compiler.ops.state import Positions, ReadRow, ReadTokens, WriteRows
@@ -109,6 +110,11 @@ class ChainedParams(DrafterParams):
             logits = b.one(SoftCap(self.head.softcap), logits, label="drafter.softcap", path=at)
         choice = b.one(ArgMax(), logits, label="drafter.choice", path=at)
         b.emit(DraftToken(), choice, state, place.forced, batch, label="drafter.draft")
+        if place.weighs:
+            at = ("round", "confidence")
+            sure = b.one(Confidence(), logits, choice, label="drafter.confidence", path=at)
+            b.keep(sure)
+            b.emit(WeighDraft(), sure, state, label="drafter.weigh", path=at)
         via = ("drafter", "carry", "via")
         weight = module.weight("drafter", self.carry.via, (width, self.width), "matrix", path=via)
         carry = b.linear(x, weight, label="drafter.post_projection", path=via)

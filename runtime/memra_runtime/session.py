@@ -11,7 +11,8 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from memra_runtime.artifact import (
     STATE_ATTEMPTED,
     Manifest,
 )
-from memra_runtime.device import Device
+from memra_runtime.device import Device, calls
 from memra_runtime.errors import fail
 
 #: Programs of a round by the phase they are timed under.
@@ -36,7 +37,11 @@ POLL_S = 0.0002
 
 @dataclass(frozen=True)
 class Policy:
-    """How deep a session drafts. `cap` 0 is plain decoding through the same rounds."""
+    """How deep a session drafts. `cap` 0 is plain decoding through the same rounds.
+
+    What each field does is told where the spec declares it (`round`, docs/spec.md). A threshold of
+    0 is off; others need an artifact whose spec arms that gate.
+    """
 
     cap: int
     initial: int
@@ -45,15 +50,27 @@ class Policy:
     floor_deep: int
     floor_boundary: int
     floor_patience: int = 1
+    floor_least: int = 1
+    floor_probe: int = 1
+    late_below: float = 0.0
+    cut_below: float = 0.0
+    cut_always: bool = False
+    cut_drops: bool = False
+    cut_first: bool = False
 
     @staticmethod
     def of(manifest: Manifest) -> Policy:
         """The policy that the artifact's spec declares."""
         depth: Mapping[str, Any] = manifest.spec["round"]["depth"]
         floor = depth["floor"]
+        confidence: Mapping[str, Any] = manifest.spec["round"]["confidence"]
+        cut = confidence["in_round"]
         return Policy(
             depth["max"], depth["initial"], depth["policy"] == "accepted_plus_one",
             floor["short"], floor["deep"], floor["boundary"], floor["patience"],
+            floor["least"], floor["probe"], confidence["next_round"],
+            cut["threshold"] if cut["when"] != "never" else 0.0, cut["when"] == "always",
+            cut["doubtful"] == "drop", confidence["first"] == "may_skip",
         )  # fmt: skip
 
     def fixed(self, depth: int) -> Policy:
@@ -68,6 +85,25 @@ class Policy:
             )
         return Policy(depth, depth, False, 0, 0, 0)
 
+    def counters(self) -> dict[str, int]:
+        """What the device block holds of it."""
+        found = {name: int(value) for name, value in asdict(self).items()}
+        found |= {f"depth_{name}": found.pop(name) for name in ("cap", "initial")}
+        thresholds = np.array([self.late_below, self.cut_below], np.float32).view(np.int32)
+        return found | dict(zip(("late_below", "cut_below"), thresholds.tolist(), strict=True))
+
+    def check(self, manifest: Manifest) -> None:
+        """Refuse what the artifact was not compiled for. Raises: MemraError."""
+        Policy.of(manifest).fixed(self.cap)
+        for gate, threshold in (("next_round", self.late_below), ("in_round", self.cut_below)):
+            if threshold and gate not in manifest.gates:
+                fail(
+                    "confidence",
+                    f"a threshold of {threshold:g} would do nothing: the artifact asks for no "
+                    f"confidence {gate.replace('_', ' ')}",
+                    hints=(f"arm `round.confidence.{gate}` in the spec and compile again",),
+                )
+
 
 @dataclass
 class Stats:
@@ -79,6 +115,7 @@ class Stats:
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
+    cut_rounds: int = 0
     attempted_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
     seconds: float = 0.0
@@ -88,6 +125,12 @@ class Stats:
     @property
     def acceptance(self) -> float:
         return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def rounds_at_depth(self) -> list[int]:
+        """Rounds that verified 0, 1, ... drafts."""
+        at_least = [self.rounds, *self.attempted_at, 0]
+        return [more - fewer for more, fewer in pairwise(at_least)]
 
     @property
     def tokens_per_round(self) -> float:
@@ -158,24 +201,14 @@ class Session:
         """
         check_request(self.device.manifest, ids, max_new)
         start = time.perf_counter()
-        device, policy = self.device, self.policy
+        device = self.device
+        self.policy.check(device.manifest)
         device.state[:] = 0
         device.plane("forced")[:] = -1
         eos = device.plane("eos")
         eos[:] = -1
         eos[: len(self.eos)] = sorted(self.eos)
-        device.put(
-            {
-                "capacity": self.capacity,
-                "depth_cap": policy.cap,
-                "depth_initial": policy.initial,
-                "adaptive": int(policy.adaptive),
-                "floor_short": policy.floor_short,
-                "floor_deep": policy.floor_deep,
-                "floor_boundary": policy.floor_boundary,
-                "floor_patience": policy.floor_patience,
-            }
-        )
+        device.put({"capacity": self.capacity, **self.policy.counters()})
         for at in range(0, len(ids) - 1, self._chunk):
             part = ids[at : min(at + self._chunk, len(ids) - 1)]
             device.plane("prompt")[: len(part)] = part
@@ -184,7 +217,7 @@ class Session:
         device.put({"pending": ids[-1]})
         device.launch("prime")
         device.state[STATE_ATTEMPTED:] = 0
-        device.put({"rounds": 0, "total_drafted": 0, "total_accepted": 0})
+        device.put({"rounds": 0, "total_drafted": 0, "total_accepted": 0, "cuts": 0})
         self._read = device.get("ring_count")
         self.committed = list(ids)
         self.stats = Stats(prompt_tokens=len(ids), prompt_s=time.perf_counter() - start)
@@ -251,10 +284,9 @@ class Session:
 
     def _launch_timed(self, sequence: str) -> None:
         device, spent = self.device, self.stats.phase_s
-        for program, repeat in device.manifest.sequences[sequence]:
+        for program in calls(device, sequence):
             start = time.perf_counter()
-            for _ in range(device.get(repeat) if repeat else 1):
-                device.launch(f"run_{program}")
+            device.launch(f"run_{program}")
             phase = PHASES.get(program, "rest")
             spent[phase] = spent.get(phase, 0.0) + time.perf_counter() - start
 
@@ -305,6 +337,7 @@ class Session:
         stats.rounds = device.get("rounds")
         stats.drafted = device.get("total_drafted")
         stats.accepted = device.get("total_accepted")
+        stats.cut_rounds = device.get("cuts")
         depth = max(self.policy.cap, 1)
         for name, at in (("attempted_at", STATE_ATTEMPTED), ("accepted_at", STATE_ACCEPTED)):
             setattr(stats, name, [int(n) for n in device.state[at : at + min(depth, MAX_DEPTH)]])

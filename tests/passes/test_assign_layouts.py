@@ -27,7 +27,7 @@ weight $t : q8_0[64, 8192] from target "t"
 weight $w : q4_0[64, 8192] from target "w"
 weight $odd : q4_0[24, 64] from target "odd"
 weight $n : f32[64] from target "n"
-plane @state : i32[53] rollback none
+plane @state : i32[64] rollback none
 plane @batch : i32[16] rollback none
 plane @out : f32[16, 64] rollback none
 program verify rows T<=LIMIT from rows {

@@ -187,7 +187,7 @@ def split_rounds(session: Session, sequence: str) -> Split | None:
     while rounds < SPLIT_ROUNDS and time.perf_counter() - begin < TIMING_SECONDS:
         if session.position + depth + 1 > session.capacity:
             break
-        session.device.put({"depth": depth})
+        session.device.put({"depth": depth, "doubt": 0})
         for program, times in timer.parts(sequence, depth).items():
             spent[COLUMNS.get(program, "rest")] += sum(times)
         rounds += 1
