@@ -132,7 +132,8 @@ class WeighDraft(StateOp):
     operands = (Operand("confidence"), Operand("state", "@", "update"))
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
-        expect(types[0].dtype == "f32", self, f"the confidence must be f32, got {types[0]}")
+        one = types[0].dtype == "f32" and len(types[0].shape) == 1
+        expect(one, self, f"the confidence must be f32[T], got {types[0]}")
         return ()
 
     def reference(self, rows: int, *arrays: Array) -> tuple[Array, ...]:

@@ -31,6 +31,7 @@ program empty rows T<=1 fault "planted" {
 }
 
 sequence round { verify * drafted; empty }
+sequence cut { empty * at most drafted; empty }
 sequence burst { verify; empty } while more
 
 arena @state = 0

@@ -224,14 +224,14 @@ class CudaDevice:
         """How a sequence runs here."""
         cuts = self._cuts(sequence)
         if self.loops:
-            doubt = ", its chain ended where it doubts," if cuts else ","
-            return f"graph: {sequence}{doubt} repeated on the GPU (one launch a burst)"
+            doubt = ", chains ended by doubt" if cuts else ""
+            return f"graph: {sequence}{doubt}, repeated on the GPU (one launch a burst)"
         if self.graphs:
-            doubt = ("; drafts after a doubtful one are made and thrown away: the driver is older "
-                     "than CUDA 12.8" if cuts else "")  # fmt: skip
-            return f"graph: {sequence} (one launch and one host read{doubt})"
-        doubt = ", a host read a draft" if cuts else ""
-        return f"eager: kernel by kernel{doubt}, graphs are off"
+            doubt = (", chains ended by doubt only after all their drafts are made: the driver is "
+                     "older than CUDA 12.8" if cuts else "")  # fmt: skip
+            return f"graph: {sequence}{doubt} (one launch and one host read)"
+        doubt = ", a host read a draft," if cuts else ","
+        return f"eager: kernel by kernel{doubt} graphs are off"
 
     def _cuts(self, sequence: str) -> bool:
         """Whether doubt may end the draft chains of a sequence."""
