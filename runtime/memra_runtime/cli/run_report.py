@@ -38,7 +38,7 @@ def rounds_line(how: str, policy: Policy, plain: bool, depth: int | None) -> str
         return f"{how}, depth 0; the drafter is loaded but not used (--depth 0)"
     if not policy.adaptive:
         return f"{how}, depth {policy.cap} ({'--depth' if depth is not None else 'fixed'})"
-    least = min(policy.floor_short, policy.floor_deep)
+    least = min(policy.floor_short, policy.floor_deep, policy.floor_least)
     return f"{how}, depth {least}..{policy.cap} (accepted_plus_one)"
 
 
