@@ -9,10 +9,8 @@ launch, where the device can repeat them itself.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -23,103 +21,17 @@ from memra_runtime.artifact import (
     RING_TOKENS,
     STATE_ACCEPTED,
     STATE_ATTEMPTED,
-    Manifest,
 )
 from memra_runtime.device import Device
 from memra_runtime.errors import fail
+from memra_runtime.session.policy import Policy
+from memra_runtime.session.request import check_request
+from memra_runtime.session.stats import Stats
 
 #: Programs of a round by the phase they are timed under.
 PHASES = {"begin": "draft", "draft": "draft", "verify": "verify"}
 #: Seconds between two looks at a burst that has nothing new.
 POLL_S = 0.0002
-
-
-@dataclass(frozen=True)
-class Policy:
-    """How deep a session drafts. `cap` 0 is plain decoding through the same rounds."""
-
-    cap: int
-    initial: int
-    adaptive: bool
-    floor_short: int
-    floor_deep: int
-    floor_boundary: int
-    floor_patience: int = 1
-
-    @staticmethod
-    def of(manifest: Manifest) -> Policy:
-        """The policy that the artifact's spec declares."""
-        depth: Mapping[str, Any] = manifest.spec["round"]["depth"]
-        floor = depth["floor"]
-        return Policy(
-            depth["max"], depth["initial"], depth["policy"] == "accepted_plus_one",
-            floor["short"], floor["deep"], floor["boundary"], floor["patience"],
-        )  # fmt: skip
-
-    def fixed(self, depth: int) -> Policy:
-        """Always `depth` drafts; more than the artifact was compiled for is refused."""
-        if not 0 <= depth <= self.cap:
-            fail(
-                "depth",
-                f"depth {depth} is not between 0 and {self.cap}, the depth the artifact was "
-                "compiled for",
-                "--depth",
-                hints=("set `round.depth.max` in the spec and compile again",),
-            )
-        return Policy(depth, depth, False, 0, 0, 0)
-
-
-@dataclass
-class Stats:
-    """What happened since the session was primed. Acceptance = accepted / drafted."""
-
-    prompt_tokens: int = 0
-    prompt_s: float = 0.0
-    tokens: int = 0
-    rounds: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    attempted_at: list[int] = field(default_factory=list)
-    accepted_at: list[int] = field(default_factory=list)
-    seconds: float = 0.0
-    phase_s: dict[str, float] = field(default_factory=dict)
-    finish: str = ""
-
-    @property
-    def acceptance(self) -> float:
-        return self.accepted / self.drafted if self.drafted else 0.0
-
-    @property
-    def tokens_per_round(self) -> float:
-        return self.tokens / self.rounds if self.rounds else 0.0
-
-
-def check_request(manifest: Manifest, ids: Sequence[int], max_new: int) -> None:
-    """Refuse a request that a session could not serve; needs no loaded model.
-
-    Raises: MemraError for an empty prompt, ids outside the vocabulary, or a prompt that with
-    `max_new` tokens does not fit the context.
-    """
-    if not len(ids):
-        fail("prompt", "the prompt is empty", hints=("give at least one token",))
-    vocab = int(manifest.spec["target"]["vocab"])
-    wrong = [i for i in ids if not 0 <= i < vocab]
-    if wrong:
-        fail("prompt", f"token id {wrong[0]} is outside the vocabulary of {vocab}")
-    if max_new < 1:
-        fail("max-new", f"cannot produce {max_new} tokens", "--max-new")
-    capacity = int(manifest.spec["runtime"]["max_context"])
-    rows = len(ids) + max_new - 1  # the last token needs no row
-    if rows > capacity:
-        room = capacity - len(ids) + 1
-        shorter = f"ask for at most {room} new tokens" if room > 0 else (
-            f"shorten the prompt by at least {1 - room} tokens")  # fmt: skip
-        fail(
-            "context-full",
-            f"a prompt of {len(ids)} tokens and {max_new} new ones need {rows} rows, the context "
-            f"holds {capacity}",
-            hints=(shorter, "or raise `runtime.max_context` in the spec and compile again"),
-        )
 
 
 class Session:
@@ -164,18 +76,7 @@ class Session:
         eos = device.plane("eos")
         eos[:] = -1
         eos[: len(self.eos)] = sorted(self.eos)
-        device.put(
-            {
-                "capacity": self.capacity,
-                "depth_cap": policy.cap,
-                "depth_initial": policy.initial,
-                "adaptive": int(policy.adaptive),
-                "floor_short": policy.floor_short,
-                "floor_deep": policy.floor_deep,
-                "floor_boundary": policy.floor_boundary,
-                "floor_patience": policy.floor_patience,
-            }
-        )
+        device.put({"capacity": self.capacity, **policy.counters()})
         for at in range(0, len(ids) - 1, self._chunk):
             part = ids[at : min(at + self._chunk, len(ids) - 1)]
             device.plane("prompt")[: len(part)] = part
