@@ -3,6 +3,7 @@
 from memra_runtime.session.policy import Policy
 from memra_runtime.session.request import check_request
 from memra_runtime.session.session import Session
+from memra_runtime.session.snapshot import Snapshot
 from memra_runtime.session.stats import Stats
 
-__all__ = ["Policy", "Session", "Stats", "check_request"]
+__all__ = ["Policy", "Session", "Snapshot", "Stats", "check_request"]

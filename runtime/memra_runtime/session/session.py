@@ -1,66 +1,26 @@
-"""A session: one text being continued, round by round.
-
-The device owns every counter of a round. The host primes a session, launches rounds, drains the
-ring, and cuts what a caller sees: at the first end of sequence or after `max_new` tokens. A round
-always completes; rows past the cut are committed but not returned. A burst is many rounds in one
-launch, where the device can repeat them itself.
-"""
+"""A session: begin a text, go on with it, keep it aside, take it up again."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 
-import numpy as np
-
-from memra_runtime.artifact import (
-    BATCH_ROWS,
-    MAX_DEPTH,
-    MAX_EOS,
-    RING_TOKENS,
-    STATE_ACCEPTED,
-    STATE_ATTEMPTED,
-)
-from memra_runtime.device import Device
-from memra_runtime.errors import fail
-from memra_runtime.session.policy import Policy
+from memra_runtime.artifact import STATE_ATTEMPTED, slot
 from memra_runtime.session.request import check_request
+from memra_runtime.session.rounds import Rounds
+from memra_runtime.session.snapshot import Snapshot, check_fits, row_spans, take
 from memra_runtime.session.stats import Stats
-
-#: Programs of a round by the phase they are timed under.
-PHASES = {"begin": "draft", "draft": "draft", "verify": "verify"}
-#: Seconds between two looks at a burst that has nothing new.
-POLL_S = 0.0002
+from memra_runtime.session.text import Text, continuation
 
 
-class Session:
-    """One text on a loaded model. `prime` may be called again for the next request."""
+class Session(Rounds):
+    """One text on a device. `prime` and `restore` begin another.
 
-    def __init__(
-        self, device: Device, policy: Policy | None = None, eos: Iterable[int] = ()
-    ) -> None:
-        self.device = device
-        self.policy = policy or Policy.of(device.manifest)
-        self.eos = frozenset(eos)
-        if len(self.eos) > MAX_EOS:
-            fail("eos", f"{len(self.eos)} end-of-sequence ids; at most {MAX_EOS} are possible")
-        self.capacity = int(device.manifest.spec["runtime"]["max_context"])
-        self.vocab = int(device.manifest.spec["target"]["vocab"])
-        self.committed: list[int] = []
-        self.stats = Stats()
-        self._read = 0
-        self._chunk = next(p.rows for p in device.manifest.programs if p.name == "prefill")
+    A device holds one text at a time; `memra_runtime.model.another_model` gives a second device on
+    the same weights. Sessions take turns at round boundaries, in any order.
+    """
 
-    @property
-    def position(self) -> int:
-        """Committed rows: the tokens of the prompt and of all finished rounds."""
-        return self.device.get("position")
-
-    @property
-    def pending(self) -> int:
-        """The next token: predicted, not yet committed."""
-        return self.device.get("pending")
+    # -- beginning and going on --------------------------------------------------------------------
 
     def prime(self, ids: Sequence[int], max_new: int = 1) -> None:
         """Start a new text from a prompt.
@@ -69,143 +29,116 @@ class Session:
         `max_new` tokens does not fit the context.
         """
         check_request(self.device.manifest, ids, max_new)
-        start = time.perf_counter()
-        device, policy = self.device, self.policy
+        self._claim()
+        self.text = Text()
+        self._run(list(ids), 0)
+
+    def extend(self, suffix: Sequence[int], max_new: int = 1, *, keep: int | None = None) -> None:
+        """Go on with given tokens behind the first `keep` of the text (default: all shown ones).
+
+        Rows below stay as they are; the suffix runs through the programs of a prompt, so a given
+        text leaves the same rows however it was split. What was committed behind is forgotten.
+
+        Raises: MemraError, and leaves the session as it was, where the suffix is empty, the text
+        does not fit, or a windowed cache no longer holds what the first row would read.
+        """
+        self._own()
+        tokens, start = continuation(self.device.manifest, self.text, self.pending, suffix, keep)
+        check_request(self.device.manifest, tokens, max_new)
+        self._run(tokens, start)
+
+    def snapshot(self) -> Snapshot:
+        """Copy the text aside, on the device. Raises: MemraError where there is no room."""
+        self._own()
+        return take(self.device, self.text)
+
+    def restore(
+        self,
+        snapshot: Snapshot,
+        suffix: Sequence[int] = (),
+        max_new: int = 1,
+        *,
+        keep: int | None = None,
+    ) -> None:
+        """Begin with a snapshot's text: whole, or its first `keep` tokens, and `suffix` behind.
+
+        Without a suffix the text must be kept whole: it goes on exactly where it was. With one,
+        this is `extend` on the session that the snapshot was taken of.
+
+        Raises: MemraError as `extend`, and for a snapshot of another artifact or other weights;
+        the session is as it was.
+        """
+        self._closed()
+        check_fits(snapshot, self.device)
+        manifest, text = self.device.manifest, snapshot.text.copy()
+        whole = not suffix and keep in (None, len(text.tokens))
+        if whole:
+            check_request(manifest, text.tokens, max_new)
+            tokens, start = text.tokens, len(text.tokens)
+        else:
+            tokens, start = continuation(manifest, text, snapshot.pending, suffix, keep)
+            check_request(manifest, tokens, max_new)
+        self._claim()
+        device = self.device
+        device.put_back(row_spans(manifest, len(text.tokens)), snapshot.rows)
+        self.text = text
+        if not whole:
+            self._run(tokens, start)
+            return
+        device.plane("hidden")[...] = snapshot.hidden
+        device.plane("forced")[:] = -1
+        device.state[:] = snapshot.state
+        self._settle()
+        if any(snapshot.state[slot(n)] != v for n, v in self.policy.counters().items()):
+            device.launch("run_adapt_fresh")  # the depth was another policy's
+        self.stats = Stats(kept_tokens=len(tokens))
+
+    def demote(self) -> None:
+        """Decode plainly from here on; the pending token and every row are carried over."""
+        self._closed()
+        self.sequence = "plain"
+
+    def promote(self) -> None:
+        """Decode in rounds again; plain steps leave what the drafter starts from, too."""
+        self._closed()
+        self.sequence = "round"
+
+    def _run(self, tokens: list[int], start: int) -> None:
+        """Run the rows of `tokens` from `start` on, the last one as a step that predicts."""
+        begin = time.perf_counter()
+        device, text = self.device, self.text
         device.state[:] = 0
         device.plane("forced")[:] = -1
-        eos = device.plane("eos")
-        eos[:] = -1
-        eos[: len(self.eos)] = sorted(self.eos)
-        device.put({"capacity": self.capacity, **policy.counters()})
-        for at in range(0, len(ids) - 1, self._chunk):
-            part = ids[at : min(at + self._chunk, len(ids) - 1)]
+        device.put({"position": start, "capacity": self.capacity, **self.policy.counters()})
+        chunk = next(p.rows for p in device.manifest.programs if p.name == "prefill")
+        for at in range(start, len(tokens) - 1, chunk):
+            part = tokens[at : min(at + chunk, len(tokens) - 1)]
             device.plane("prompt")[: len(part)] = part
             device.put({"rows": len(part)})
             device.launch("prefill")
-        device.put({"pending": ids[-1]})
+        device.put({"pending": tokens[-1]})
         device.launch("prime")
         device.state[STATE_ATTEMPTED:] = 0
         device.put({"rounds": 0, "total_drafted": 0, "total_accepted": 0})
+        text.seams = (*(seam for seam in text.seams if seam <= start), len(tokens))
+        text.tokens, text.shown = tokens, len(tokens)
+        text.written = max(text.written, len(tokens))
+        self._settle()
+        self.stats = Stats(
+            prompt_tokens=len(tokens) - start,
+            kept_tokens=start,
+            prompt_s=time.perf_counter() - begin,
+        )
+
+    def _settle(self) -> None:
+        """Give the device what is this session's: policy, capacity, ends of sequence."""
+        device, text = self.device, self.text
+        eos = device.plane("eos")
+        eos[:] = -1
+        eos[: len(self.eos)] = sorted(self.eos)
+        # an end of sequence in a given text ends nothing
+        ended = self.pending in self.eos or text.first_end(text.produced, self.eos) is not None
+        counters = {"capacity": self.capacity, "ended": int(ended), **self.policy.counters()}
+        device.put(counters)
         self._read = device.get("ring_count")
-        self.committed = list(ids)
-        self.stats = Stats(prompt_tokens=len(ids), prompt_s=time.perf_counter() - start)
         self._check_sound()
-
-    def _check_sound(self) -> None:
-        if self.pending < 0:
-            fail(
-                "nan-logits",
-                f"the logits at position {self.position} hold NaN or infinity",
-                hints=("the weights are damaged or contradict the spec; see memra-check",),
-            )
-
-    def step(self, sequence: str = "round", *, timed: bool = False) -> list[int]:
-        """Launch one round (or `plain`) and return the tokens it committed.
-
-        `timed` launches the round program by program, to see where its time goes; the programs,
-        and so every bit, are the same.
-        """
-        if timed:
-            self._launch_timed(sequence)
-        else:
-            self.device.launch(sequence)
-        self._check_sound()
-        tokens = self._drain()
-        self.committed += tokens
-        return tokens
-
-    def burst(self, tokens: int, sequence: str = "round") -> Iterator[list[int]]:
-        """Run rounds (or `plain` steps) until `tokens` more are committed; yield them as they come.
-
-        Ends on a round boundary, so there may be up to a round's tokens more; or earlier, at an end
-        of sequence or of the context. At most `device.burst_tokens` are asked for in one launch.
-        A caller that stops early waits for the launch to end; its tokens are committed.
-        """
-        device = self.device
-        wanted = max(1, min(tokens, device.burst_tokens, RING_TOKENS - BATCH_ROWS))
-        device.put({"burst_end": self._read + wanted})
-        device.start(f"{sequence}_burst")
-        done = False
-        try:
-            while not done:
-                done = device.done()
-                new = self._drain()
-                self.committed += new
-                if new:
-                    yield new
-                elif not done:
-                    time.sleep(POLL_S)
-        finally:
-            while not done:
-                time.sleep(POLL_S)
-                done = device.done()
-            self.committed += self._drain()
-        self._check_sound()
-
-    def _tokens(self, wanted: int, sequence: str, timed: bool) -> Generator[int]:
-        """Committed tokens of a burst or, where a round is timed by programs, of one round."""
-        if timed or f"{sequence}_burst" not in self.device.manifest.sequences:
-            yield from self.step(sequence, timed=timed)
-            return
-        for tokens in self.burst(wanted, sequence):
-            yield from tokens
-
-    def _launch_timed(self, sequence: str) -> None:
-        device, spent = self.device, self.stats.phase_s
-        for program, repeat in device.manifest.sequences[sequence]:
-            start = time.perf_counter()
-            for _ in range(device.get(repeat) if repeat else 1):
-                device.launch(f"run_{program}")
-            phase = PHASES.get(program, "rest")
-            spent[phase] = spent.get(phase, 0.0) + time.perf_counter() - start
-
-    def _drain(self) -> list[int]:
-        """Tokens written to the ring since the last drain."""
-        count = self.device.get("ring_count")
-        at = np.arange(self._read, count) % RING_TOKENS
-        self._read = count
-        return [int(t) for t in self.device.plane("ring")[at]]
-
-    def generate(
-        self, max_new: int, *, sequence: str = "round", timed: bool = False
-    ) -> Iterator[int]:
-        """Yield exactly `max_new` tokens, or fewer if the text ends or the context is full.
-
-        An end-of-sequence token is yielded and is the last. `stats.finish` says why it stopped.
-        """
-        stats = self.stats
-        start = time.perf_counter()
-
-        def emit(token: int) -> int:
-            stats.tokens += 1
-            stats.seconds += time.perf_counter() - start
-            return token
-
-        try:
-            while not stats.finish:
-                token = self.pending
-                last = stats.tokens == max_new - 1
-                if token in self.eos or last or self.position >= self.capacity:
-                    # the last token is known already: it needs no row and no round
-                    stats.finish = "eos" if token in self.eos else "length" if last else "context"
-                    yield emit(token)
-                    break
-                wanted = max_new - 1 - stats.tokens
-                with closing(self._tokens(wanted, sequence, timed)) as tokens:
-                    for token in tokens:
-                        yield emit(token)
-                        start = time.perf_counter()
-                        if token in self.eos or stats.tokens == max_new:
-                            stats.finish = "eos" if token in self.eos else "length"
-                            break
-        finally:  # also when the caller stops early
-            self._count()
-
-    def _count(self) -> None:
-        device, stats = self.device, self.stats
-        stats.rounds = device.get("rounds")
-        stats.drafted = device.get("total_drafted")
-        stats.accepted = device.get("total_accepted")
-        depth = max(self.policy.cap, 1)
-        for name, at in (("attempted_at", STATE_ATTEMPTED), ("accepted_at", STATE_ACCEPTED)):
-            setattr(stats, name, [int(n) for n in device.state[at : at + min(depth, MAX_DEPTH)]])

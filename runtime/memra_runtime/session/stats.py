@@ -7,9 +7,14 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Stats:
-    """What happened since the session was primed. Acceptance = accepted / drafted."""
+    """What happened since a text was given: by `prime`, `extend` or `restore`.
+
+    `prompt_tokens` were run then, `kept_tokens` before them had their rows already. Acceptance =
+    accepted / drafted.
+    """
 
     prompt_tokens: int = 0
+    kept_tokens: int = 0
     prompt_s: float = 0.0
     tokens: int = 0
     rounds: int = 0
