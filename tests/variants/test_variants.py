@@ -21,7 +21,7 @@ from variant_support import (
 
 from memra_runtime.device import Device
 
-NAMES = ("31b", "12b")
+NAMES = ("31b", "12b", "26b")
 
 
 @pytest.fixture(scope="module", params=NAMES)
