@@ -133,10 +133,7 @@ def weight_values(weight: Weight, file: Checkpoint) -> Array:
         info = file.tensors.get(name)
         if info is None:
             continue
-        shape = weight.type.max_shape
-        if weight.stacked:
-            shape = (weight.stacked, shape[0] // weight.stacked, *shape[1:])
-        if (info.format, info.shape) != (weight.type.dtype, shape):
+        if (info.format, info.shape) != (weight.type.dtype, weight.stored_shape):
             raise IRError(f"${weight.name} is {weight.type}, stored {info.format}{info.shape}")
         return dequantise(file.data(name), weight.type)
     if not weight.made:

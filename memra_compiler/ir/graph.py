@@ -38,6 +38,14 @@ class Weight:
     position: Position | None = None
     stacked: int = 0
 
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape of the tensor in a file."""
+        shape = self.type.max_shape
+        if not self.stacked:
+            return shape
+        return (self.stacked, shape[0] // self.stacked, *shape[1:])
+
 
 #: How a plane forgets the rows a round rejected.
 ROLLBACK_RULES = ("truncate", "none")
