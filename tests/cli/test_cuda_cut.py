@@ -74,9 +74,16 @@ def gpu(artifact: Path, module: Module, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 def run(artifact: Path, gpu: FakeDriver, form: str, gates: dict[str, Any]) -> dict[str, Any]:
     """Run a text in one form, with three drafts of four right; what it did, and what it took."""
+    return run_on(loaded(artifact, gpu, form), gpu, form, gates)
+
+
+def loaded(artifact: Path, gpu: FakeDriver, form: str) -> Any:
     gpu.version = OLD_DRIVER if form == "old" else NEW_DRIVER
     opened = open_model(artifact, TINY_TARGET, TINY_DRAFT)
-    device: Any = load_opened(opened, graphs=form != "eager").device
+    return load_opened(opened, graphs=form != "eager").device
+
+
+def run_on(device: Any, gpu: FakeDriver, form: str, gates: dict[str, Any]) -> dict[str, Any]:
     session = Session(device, replace(Policy.of(device.manifest), **gates))
     session.prime(PROMPT, TOKENS)
     forced = device.plane("forced").copy()
@@ -125,6 +132,19 @@ def test_every_form_decides_the_same(artifact: Path, gpu: FakeDriver, gates: str
     assert made["old"] > made["burst"] if counted["cuts"] else made["old"] == made["burst"]
     reads = counted["rounds"] * 2 + made["eager"]
     assert found["eager"]["reads"] == reads, "a round is read when it begins, and after each draft"
+
+
+@pytest.mark.parametrize("form", ["burst", "graph"])
+def test_graph_serves_every_policy(artifact: Path, gpu: FakeDriver, form: str) -> None:
+    """Nothing of a policy is baked into what was captured under another."""
+    device = loaded(artifact, gpu, form)
+    for gates in (*GATES, *reversed(GATES)):
+        here, alone = (
+            run_on(device, gpu, form, GATES[gates]),
+            run(artifact, gpu, form, GATES[gates]),
+        )
+        assert (here["state"] == alone["state"]).all(), gates
+        assert here["drafts"] == alone["drafts"], gates
 
 
 def test_depth_is_bounded_by_the_first_doubtful_draft(artifact: Path, gpu: FakeDriver) -> None:
