@@ -34,6 +34,7 @@ from memra_compiler.ops.quantise import (
 from memra_compiler.ops.rope import NormRope, Rope, RopeAngles
 from memra_compiler.ops.settle import Accept, AdaptDepth, Commit, Rollback
 from memra_compiler.ops.state import Positions, ReadRow, ReadTokens, WriteRows
+from memra_compiler.ops.top_experts import TopExperts
 from memra_runtime.artifact import (
     BATCH_ROWS,
     MAX_DEPTH,
@@ -169,6 +170,8 @@ def kernels(g: Geometry) -> Iterator[tuple[str, Maker]]:
                 ),
             )
     yield "argmax", lambda a: e.argmax_launches(ArgMax((3, 7)), a, logits, at, splits=s)
+    router, scales = rows(128, planes=s), TensorType((128,))
+    yield "top_experts", lambda a: TopExperts(8).lower_cuda(a, router, scales)
     for kind in ("rows", "ends", "committed", "chain"):
         yield (
             f"positions_{kind}",
