@@ -180,12 +180,10 @@ class ExpertsParams:
 
     format: str
     header: str
-    x_class: str
-    inputs: int
+    work: ExpertsWork
     row_inputs: int
     outputs: int
     active: int
-    pairs: int
     plane_rows: int
     expert_tiles: int
     up_tile: int
@@ -349,23 +347,16 @@ def _launch(p: _Product) -> Launch:
 
 
 def _tiled(p: _Product) -> Launch:
-    shape = geometry(p.arch, p.work)
+    shape, w = geometry(p.arch, p.work), p.weights[0]
     assert shape is not None
-    return launch_of(p.arch, p.work, _tiled_params(p, shape))
-
-
-def _tiled_params(p: _Product, shape: ExpertsGeometry) -> ExpertsParams:
-    w = p.weights[0]
     expert_tiles = w.max_shape[0] // p.experts // TILE_OUTPUTS
-    return ExpertsParams(
+    params = ExpertsParams(
         format=FORMATS[w.dtype].struct,
         header=FORMATS[w.dtype].header,
-        x_class=p.x.dtype,
-        inputs=w.max_shape[1],
+        work=p.work,
         row_inputs=columns(p.x),
         outputs=p.outputs,
         active=p.active,
-        pairs=p.work.pairs,
         plane_rows=whole_tiles(bound(p.x)),
         expert_tiles=expert_tiles,
         up_tile=expert_tiles - p.outputs // TILE_OUTPUTS,
@@ -377,17 +368,17 @@ def _tiled_params(p: _Product, shape: ExpertsGeometry) -> ExpertsParams:
         bulk_copy=p.arch.bulk_copy,
         dependent_launch=p.arch.dependent_launch,
     )
+    return launch_of(p.arch, params)
 
 
-def launch_of(arch: CudaArch, work: ExpertsWork, params: ExpertsParams) -> Launch:
+def launch_of(arch: CudaArch, params: ExpertsParams) -> Launch:
     """The launch of a tiled product whose geometry is given: one block a multiprocessor."""
     g = params.geometry
-    params = replace(params, shared_bytes=g.shared_bytes(work))
-    block = WARP * g.all_warps(work)
-    return Launch(
-        "experts/experts.cu.j2", params, ("sms", 1, 1), block, params.shared_bytes,
-        arch.dependent_launch,
-    )  # fmt: skip
+    shared = g.shared_bytes(params.work)
+    params = replace(params, shared_bytes=shared)
+    block = WARP * g.all_warps(params.work)
+    grid = ("sms", 1, 1)
+    return Launch("experts/experts.cu.j2", params, grid, block, shared, arch.dependent_launch)
 
 
 def _plain(p: _Product) -> Launch:

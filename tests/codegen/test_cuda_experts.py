@@ -39,7 +39,7 @@ def params_of(case: Case, arch: CudaArch) -> ExpertsParams:
 def test_geometry_fits_and_covers_k(arch: CudaArch) -> None:
     for case in cases_26b():
         p = params_of(case, arch)
-        g, units = p.geometry, p.inputs // FORMATS[case.formats[0]].unit_inputs
+        g, units = p.geometry, p.work.inputs // FORMATS[case.formats[0]].unit_inputs
         assert p.shared_bytes <= arch.shared_bytes, case.label
         assert g.warps * g.slice_units >= units > (g.warps - 1) * g.slice_units, case.label
         assert p.outputs // 16 % g.tiles == 0, case.label
