@@ -81,6 +81,7 @@ class ExpertsGated(Op):
 
     operands = (Operand("x"), Operand("ids"), Operand("w", "$"))
     variadic = True
+    settles = True
 
     def width(self, weights: Sequence[TensorType]) -> int:
         """F, the width of an expert."""
@@ -182,6 +183,7 @@ class ExpertsDown(Op):
     experts: int = 1
 
     operands = (Operand("h"), Operand("ids"), Operand("shares"), Operand("w", "$"))
+    reads_early = ("ids",)
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         h, ids, shares, w = types

@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 from test_cuda_linear import FEW_BYTES, PAIRS, resources
 
-from expert_cases import Case
-from memra_compiler.codegen.cuda import TEMPLATES
+from expert_cases import Case, small_cases
+from memra_compiler.codegen.cuda import render
 from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.cuda import ARCHS, CudaArch
 from memra_compiler.ops.cuda_experts import ExpertsParams, experts_sum_order
 from memra_compiler.ops.cuda_linear import FORMATS, REGISTERS
+from memra_compiler.ops.experts import ExpertsDown, ExpertsGated
 
 #: gemma4 26B-A4B: 128 experts, 8 of them active.
 CASE_26B = Case("gated", ("q4_0",), "a8", 6, 128, 8, 2816, 704)
@@ -99,13 +100,15 @@ def test_every_format_compiles(arch: CudaArch) -> None:
             assert resources(launch, "experts", arch)[1] <= FEW_BYTES, case.label
 
 
-def test_templates_let_their_successor_start_and_wait_themselves() -> None:
-    for path in (TEMPLATES / "experts").iterdir():
-        text = path.read_text(encoding="utf-8")
-        waits = ("launch_dependents();", "wait_for_predecessor();")
-        if "pipeline.cuh" in text:
-            waits = ("pipeline::release_next_kernel<", "pipeline::wait_for_previous_kernel<")
-        assert text.index(waits[0]) < text.index(waits[1]), path
+def test_first_half_settles_what_the_second_reads_early() -> None:
+    """Whoever starts after the first half finds the choice of experts done."""
+    release, wait = "release_next_kernel<kDep", "wait_for_previous_kernel<kDep"
+    for case in small_cases():
+        (launch,) = case.launches(ARCHS["sm_90a"], planes=True)
+        _, text = render(launch, "experts")
+        assert (text.index(wait) < text.index(release)) == case.gated, case.label
+    assert ExpertsGated.settles
+    assert ExpertsDown.reads_early == ("ids",)
 
 
 def test_planes_take_no_scratch() -> None:
