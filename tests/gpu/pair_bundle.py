@@ -67,6 +67,9 @@ class Variant:
         return FOLDER / f"{self.name}.npz"
 
 
+#: Tiny models of other architectures (`tests/variants`), each in every class.
+MODELS = ("26b",)
+
 #: A variant a class, for the tests that take long.
 MAIN = [Variant(activations) for activations in CLASSES]
 VARIANTS = [
@@ -85,7 +88,7 @@ def facts(arch: str) -> dict[str, Any]:
         for path in sorted((ROOT / folder).rglob("*")):
             if path.suffix in (".py", ".j2", ".cuh", ".jsonl"):
                 digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
-    variants = [variant.name for variant in VARIANTS]
+    variants = [*(variant.name for variant in VARIANTS), *MODELS]
     return {"arch": arch, "variants": variants, "truth": [STEPS, STRIDE],
             "sources": digest.hexdigest()}  # fmt: skip
 
@@ -102,6 +105,11 @@ def problem(arch: str) -> str:
     if other:
         return f"{FOLDER.relative_to(ROOT)} was made of other {', '.join(other)}; {make}"
     return ""
+
+
+def model_artifact(name: str, activations: str) -> Path:
+    """One of `MODELS` in the bundle."""
+    return FOLDER / f"model-{name}-{activations}.memra"
 
 
 @dataclass(frozen=True)

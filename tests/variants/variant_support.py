@@ -60,6 +60,19 @@ def write_files(name: str, folder: Path) -> Files:
     return Files(variant.write_target(folder / "target"), variant.write_draft(folder / "draft"))
 
 
+def build_variant(
+    name: str,
+    files: Files,
+    folder: Path,
+    cache: Path,
+    overrides: Mapping[str, str] | None = None,
+    target: str = "cpu",
+) -> Path:
+    """Compile `specs/NAME.yaml` for a target; returns the artifact."""
+    options = CompileOptions(target, files.target, files.draft, overrides or {}, cache)
+    return compile_spec(SPECS / f"{name}.yaml", folder, options).folder
+
+
 def compile_variant(
     name: str,
     files: Files,
@@ -68,9 +81,8 @@ def compile_variant(
     overrides: Mapping[str, str] | None = None,
 ) -> Device:
     """Compile `specs/NAME.yaml` for the CPU and load it."""
-    options = CompileOptions("cpu", files.target, files.draft, overrides or {}, cache)
-    compiled = compile_spec(SPECS / f"{name}.yaml", folder, options)
-    return load_model(compiled.folder, files.target, files.draft).device
+    artifact = build_variant(name, files, folder, cache, overrides)
+    return load_model(artifact, files.target, files.draft).device
 
 
 def check_rows(device: Device, golden: Golden, width: int) -> None:
