@@ -247,9 +247,10 @@ def companies(rows: int) -> list[list[int]]:
 
 
 def small_cases() -> Iterator[Case]:
-    """Every kernel and format, at sizes for the CPU: each routing, both sides of eight rows."""
+    """Every kernel and format, at sizes for the CPU: each routing, on both sides of eight rows."""
     crowd = "everyone_the_same"
-    yield Case("gated", ("q4_0",), "a8", 10, routing=crowd)
+    yield Case("gated", ("q4_0",), "a8", 19, routing=crowd)
+    yield Case("down", ("q4_0",), "a8", 10, routing=crowd)
     yield Case("down", ("q4_0",), "bf16", 10, routing=crowd)
     yield Case("gated", ("q8_0", "q8_0"), "bf16", 5, act="silu", width=192, inner=48)
     yield Case("down", ("q8_0",), "a8", 4, inner=192, width=48, routing="one_twice")

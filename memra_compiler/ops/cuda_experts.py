@@ -17,7 +17,7 @@ from functools import cache
 
 from memra_compiler.ir.types import PIECE_INPUTS, TensorType
 from memra_compiler.ops.base import Op
-from memra_compiler.ops.cuda import CudaArch, Launch
+from memra_compiler.ops.cuda import TILE_ROWS, CudaArch, Launch
 from memra_compiler.ops.cuda_linear import (
     FIXED_REGISTERS,
     FORMATS,
@@ -40,6 +40,10 @@ from memra_compiler.ops.cuda_params import (
 from memra_compiler.ops.experts import ExpertsDown, ExpertsGated
 from memra_compiler.ops.top_experts import TopExperts
 
+#: Tiles of eight pairs of (row, slot) that share a pass over an expert's weights: those of a round.
+MOST_COLUMN_TILES = 2
+#: Registers of a thread for the columns beyond the first eight.
+FAR_REGISTERS = 12
 #: Rows of the largest batch of a prompt: a plan has room for them, whatever the rows of a launch.
 PLAN_ROWS = 64
 #: Warps of a block, at most and as many as hide latency.
@@ -107,7 +111,12 @@ def _registers(work: ExpertsWork, slice_units: int) -> int:
     """Registers that a thread needs at most, by experience (tests/codegen/test_cuda_experts.py)."""
     pieces = FORMATS[work.format].unit_pieces
     values = slice_units * pieces * (4 if work.x_class == "a8" else 8)
-    return values + FIXED_REGISTERS + UNROLLED_REGISTERS * (pieces > 1)
+    return values + FIXED_REGISTERS + FAR_REGISTERS + UNROLLED_REGISTERS * (pieces > 1)
+
+
+def _register_limit(warps: int) -> int:
+    """Registers that a thread of a block of so many warps can have: four schedulers share them."""
+    return min(255, REGISTERS // (WARP * ceil_div(warps, 4) * 4) // 8 * 8)
 
 
 def _with_ring(arch: CudaArch, work: ExpertsWork, shape: ExpertsGeometry) -> ExpertsGeometry | None:
@@ -135,8 +144,7 @@ def candidates(arch: CudaArch, work: ExpertsWork) -> Iterator[ExpertsGeometry]:
             if ceil_div(work.units, slice_units) != warps:
                 continue  # some warps would have nothing to do
             shape = ExpertsGeometry(tiles, warps, slice_units)
-            threads = WARP * shape.all_warps(work)
-            if _registers(work, slice_units) > min(255, REGISTERS // threads // 8 * 8):
+            if _registers(work, slice_units) > _register_limit(shape.all_warps(work)):
                 continue
             if found := _with_ring(arch, work, shape):
                 yield found
@@ -185,6 +193,7 @@ class ExpertsParams:
     outputs: int
     active: int
     plane_rows: int
+    column_tiles: int
     expert_tiles: int
     up_tile: int
     weights: int
@@ -358,6 +367,7 @@ def _tiled(p: _Product) -> Launch:
         outputs=p.outputs,
         active=p.active,
         plane_rows=whole_tiles(bound(p.x)),
+        column_tiles=min(MOST_COLUMN_TILES, ceil_div(bound(p.ids), TILE_ROWS)),
         expert_tiles=expert_tiles,
         up_tile=expert_tiles - p.outputs // TILE_OUTPUTS,
         weights=len(p.weights),

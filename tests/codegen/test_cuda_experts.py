@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from test_cuda_linear import FEW_BYTES, PAIRS, resources
+from test_cuda_linear import PAIRS, resources
 
 from expert_cases import Case, small_cases
 from memra_compiler.codegen.cuda import render
@@ -18,6 +18,8 @@ from memra_compiler.ops.experts import ExpertsDown, ExpertsGated
 #: gemma4 26B-A4B: 128 experts, 8 of them active.
 CASE_26B = Case("gated", ("q4_0",), "a8", 6, 128, 8, 2816, 704)
 HALVES = ("gated", "down")
+#: A few values of the second eight rows may live in memory across the main loop.
+FEW_BYTES = 24
 
 
 def cases_26b() -> list[Case]:
@@ -73,9 +75,9 @@ def test_shapes_that_do_not_tile_are_read_as_stored() -> None:
 HOT = {
     ("gated", "q4_0", "a8"): 96,
     ("down", "q4_0", "a8"): 120,
-    ("gated", "q8_0", "a8"): 88,
+    ("gated", "q8_0", "a8"): 96,
     ("down", "q8_0", "a8"): 80,
-    ("gated", "q6_k", "a8"): 88,
+    ("gated", "q6_k", "a8"): 104,
     ("gated", "q4_0", "bf16"): 128,
     ("down", "q4_0", "bf16"): 168,
 }
@@ -94,9 +96,10 @@ def test_hot_kernels_do_not_spill(key: tuple[str, str, str]) -> None:
 
 @pytest.mark.parametrize("arch", ARCHS.values(), ids=list(ARCHS))
 def test_every_format_compiles(arch: CudaArch) -> None:
+    """For sixteen rows, which take most registers."""
     for case in cases_26b():
         if case.half == "gated" or case.formats == ("q4_0",):
-            (launch,) = case.launches(arch, planes=True)
+            (launch,) = replace(case, rows=16).launches(arch, planes=True)
             assert resources(launch, "experts", arch)[1] <= FEW_BYTES, case.label
 
 
