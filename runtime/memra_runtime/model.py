@@ -268,7 +268,7 @@ def check_facts(manifest: Manifest, files: dict[str, Checkpoint]) -> None:
 def bind_source(manifest: Manifest, source: str, file: Checkpoint) -> Binding:
     """Bind every tensor of a file, in the formats the artifact was compiled for."""
     wanted = [
-        WantedTensor(w.id, w.names, w.shape, w.format, optional=_makes(w, file))
+        WantedTensor(w.id, w.names, w.shape, w.format, _makes(w, file), w.stacked)
         for w in manifest.weights
         if w.source == source
     ]
@@ -276,8 +276,8 @@ def bind_source(manifest: Manifest, source: str, file: Checkpoint) -> Binding:
 
 
 def _makes(entry: WeightEntry, file: Checkpoint) -> bool:
-    """Whether a tensor the file lacks may be made: only for layouts that never carry it."""
-    return bool(entry.made) and file.kind == "safetensors"
+    """Whether a tensor the file lacks may be made: ones, or what its layout never carries."""
+    return bool(entry.made) and (file.kind == "safetensors" or entry.made[0] == "ones")
 
 
 def weight_data(
@@ -293,8 +293,17 @@ def weight_data(
 def make_weight(entry: WeightEntry) -> npt.NDArray[np.uint8]:
     """Make a weight that a file does not carry."""
     recipe, *arguments = entry.made
+    if recipe == "ones":
+        return stored_floats(np.ones(entry.shape, np.float32), entry.format)
     if recipe != "rope_factors":
         raise ValueError(f"unknown recipe {recipe}")
     factors = np.full(math.prod(entry.shape), 1e30, np.float32)
     factors[: int(arguments[0])] = 1.0
     return factors.view(np.uint8)
+
+
+def stored_floats(values: npt.NDArray[np.float32], format: str) -> npt.NDArray[np.uint8]:
+    """The bytes of floats in the format f32, f16 or bf16 (by cutting bits off)."""
+    if format == "bf16":
+        return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+    return values.astype({"f16": np.float16, "f32": np.float32}[format]).view(np.uint8)
