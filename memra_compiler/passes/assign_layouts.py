@@ -12,14 +12,14 @@ from dataclasses import replace
 
 from memra_compiler.ir.graph import Module, Node, Program, Weight
 from memra_compiler.ir.types import PIECE_BYTES, TILE_ROWS, TensorType
+from memra_compiler.ops.base import Op
+from memra_compiler.ops.clusters import ClusterLogits
 from memra_compiler.ops.cuda import CudaArch, cuda_arch
 from memra_compiler.ops.cuda_linear import reads_tiles, sum_order, weight_layout
 from memra_compiler.ops.cuda_products import product_planes
 from memra_compiler.ops.embed import Embed
 from memra_compiler.ops.linear import PRODUCTS, GatedLinear
 from memra_runtime.errors import fail
-
-_MATRIX_OPS = (*PRODUCTS, Embed)
 
 
 def assign_layouts(module: Module) -> Module:
@@ -30,15 +30,21 @@ def assign_layouts(module: Module) -> Module:
     arch = cuda_arch(module.target)
     if arch is None:
         return module
-    matrices = {
-        operand[1:]
-        for _, node in module.nodes()
-        if isinstance(node.op, _MATRIX_OPS)
-        for operand in node.inputs
-        if operand.startswith("$")
-    }
 
-    as_stored = {
+    def read_by(*ops: type[Op]) -> set[str]:
+        return {
+            operand[1:]
+            for _, node in module.nodes()
+            if isinstance(node.op, ops)
+            for operand in node.inputs
+            if operand.startswith("$")
+        }
+
+    products = read_by(*PRODUCTS)
+    matrices = products | read_by(Embed)
+    # rows of a table that meets nothing else are read as well as they lie
+    as_stored = (matrices - products) | read_by(ClusterLogits)
+    as_stored |= {
         operand[1:]
         for program, node in module.nodes()
         if isinstance(node.op, PRODUCTS)
