@@ -164,7 +164,16 @@ def _manifest(
     module: Module, facts: SpecFacts, key: str, folder: Path, target: str, parts: Parts
 ) -> Manifest:
     weights = tuple(
-        WeightEntry(name, w.source, w.names, w.type.max_shape, w.type.dtype, w.type.nbytes, w.made)
+        WeightEntry(
+            name,
+            w.source,
+            w.names,
+            w.type.max_shape,
+            w.type.dtype,
+            w.type.nbytes,
+            w.made,
+            stacked=w.stacked,
+        )
         for name, w in module.weights.items()
     )
     planes = []

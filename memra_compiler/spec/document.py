@@ -85,13 +85,15 @@ def _with_auto(node: Any) -> Any:
 def _as_changes(node: Any) -> Any:
     """Return the schema of a partial mapping: nothing is required, `null` is allowed anywhere."""
     node = copy.deepcopy(node)
+    # a change may delete one kind of a layer's part (`gated: null`) and name another
+    whole = ("required", "minProperties", "maxProperties")
 
     def relax(part: Any) -> Any:
         if isinstance(part, list):
             return [relax(item) for item in part]
         if not isinstance(part, dict):
             return part
-        result = {k: relax(v) for k, v in part.items() if k not in ("required", "minProperties")}
+        result = {k: relax(v) for k, v in part.items() if k not in whole}
         if isinstance(part.get("$ref"), str):
             result["$ref"] = f"{part['$ref']}Changes"
         properties = result.get("properties")

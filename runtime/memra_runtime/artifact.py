@@ -75,6 +75,7 @@ class WeightEntry:
 
     `names` are accepted spellings in the file of `source` (`target` or `draft`); `format` is the
     storage format the code was compiled for; `made` is a recipe for sources that lack the tensor.
+    The file keeps `stacked` matrices apart by a dimension of their own, if not 0; `shape` does not.
     """
 
     id: str
@@ -86,6 +87,7 @@ class WeightEntry:
     made: tuple[str | int, ...] = ()
     #: Bytes on the device, in the layout the kernels want.
     device_bytes: int = 0
+    stacked: int = 0
 
 
 @dataclass(frozen=True)

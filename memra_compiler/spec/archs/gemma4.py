@@ -10,12 +10,18 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memra_compiler.layers.attention import AttentionParams
-from memra_compiler.layers.base import LayerKind, MixerParams
-from memra_compiler.layers.gated_ffn import GatedFfnParams
+from memra_compiler.layers.base import MixerParams
 from memra_compiler.layers.params import Path, Problem
 from memra_compiler.layers.query_attention import QueryAttentionParams
 from memra_compiler.spec.archs.gemma_family import LayerFacts, Reader, activation, stack_facts
+from memra_compiler.spec.archs.gemma_ffn import (
+    experts_expected,
+    ffn_facts,
+    widths_expected,
+    wrong_ffns,
+)
 from memra_compiler.spec.archs.gemma_names import (
+    EXPERT_NAMES,
     LAYER_NAMES,
     NAMES,
     PER_LAYER_NAMES,
@@ -28,7 +34,6 @@ if TYPE_CHECKING:
     from memra_compiler.spec.model import Spec
     from memra_compiler.spec.schema import Target
 
-_UNSUPPORTED = (("expert_count", "num_experts", "mixture-of-experts layers"),)
 _PER_LAYER = ("embedding_length_per_layer_input", "hidden_size_per_layer_input")
 
 #: Parts of a multimodal checkpoint beside its text model.
@@ -42,7 +47,7 @@ class Gemma4:
     names = ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text")
     section = "target"
     roles = (*NAMES, *PER_LAYER_NAMES)
-    layer_roles = tuple(LAYER_NAMES)
+    layer_roles = (*LAYER_NAMES, *EXPERT_NAMES)
 
     def __init__(self) -> None:
         self._names = spelled(self.layer_roles, PER_LAYER_NAMES)
@@ -62,18 +67,6 @@ class Gemma4:
         section = data.get("target")
         if not isinstance(section, dict):
             return found
-        for gguf, config, what in _UNSUPPORTED:
-            fact = reader.key(gguf, config)
-            if fact and isinstance(fact.value, int) and fact.value > 0:
-                found.problems.append(
-                    Problem(
-                        ("target", "arch"),
-                        f"this checkpoint has {what}, which are not supported yet",
-                        label="this variant is not supported yet",
-                        hint=f"see {fact.origin}, which is {fact.value}",
-                        code="not-supported",
-                    )
-                )
         self._model_facts(found, reader)
         found.problems += _per_layer_problems(reader, section)
 
@@ -82,6 +75,7 @@ class Gemma4:
 
         mixers = {AttentionParams.kind: True, QueryAttentionParams.kind: False}
         stack_facts(found, "target", section, mixers, reader.layers(), per_layer)
+        found.problems += wrong_ffns(section, found)
         return found
 
     def _model_facts(self, found: Facts, reader: Reader) -> None:
@@ -111,8 +105,7 @@ class Gemma4:
             ("norms",): Fact("sandwich", arch),
             ("per_layer_input", "act"): activation(reader, self.name),
             ("out_scale",): reader.has("out_scale", index),
-            ("ffn", GatedFfnParams.kind, "width"): layer.ffn_width,
-            ("ffn", GatedFfnParams.kind, "act"): activation(reader, self.name),
+            **ffn_facts(reader, index, layer, activation(reader, self.name)),
         }
         q_norm = reader.has("q_norm", index)
         normed = q_norm and Fact("rms" if q_norm.value else "none", q_norm.origin)
@@ -172,6 +165,7 @@ class Gemma4:
                 ("target", "per_layer_embed", "width"),
             ),
             *layer_expected("gemma4.", "target", spec),
+            *experts_expected(spec),
         ]
         mixers = [target.layer_kinds[kind].mixer for kind in target.layers]
         kv = [
@@ -298,7 +292,7 @@ def layer_expected(prefix: str, section: str, spec: Spec) -> list[Expected]:
             [kind.mixer.heads for kind in kinds],
             declared,
         ),
-        *_ffn_expected(prefix, declared, kinds),
+        *widths_expected(prefix, declared, kinds),
     ]
     seen = set()
     for (_, name), kind in zip(stack.layer_sequence(), kinds, strict=True):
@@ -323,19 +317,6 @@ def layer_expected(prefix: str, section: str, spec: Spec) -> list[Expected]:
             keys = (f"{prefix}attention.sliding_window", "sliding_window")
             found.append(Expected(keys, mixer.window, (*path, "window")))
     return found
-
-
-def _ffn_expected(prefix: str, path: Path, kinds: list[LayerKind]) -> Iterator[Expected]:
-    """Yield the feed-forward widths; a config has one, and whether shared layers double it."""
-    widths = [kind.ffn.width for kind in kinds if isinstance(kind.ffn, GatedFfnParams)]
-    yield Expected((f"{prefix}feed_forward_length",), widths, path)
-    shared = [not kind.mixer.owns_kv for kind in kinds]
-    if all(shared) or not any(shared) or len(widths) < len(kinds):
-        yield Expected(("intermediate_size",), widths, path)
-        return
-    double = all(w == widths[0] * (1 + s) for w, s in zip(widths, shared, strict=True))
-    yield Expected(("intermediate_size",), widths[:1] if double else widths, path)
-    yield Expected(("use_double_wide_mlp",), double, path)
 
 
 TABLE = Gemma4()

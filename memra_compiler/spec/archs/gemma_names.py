@@ -38,6 +38,19 @@ LAYER_NAMES = {
     "per_layer_post_norm": ("post_norm.weight", "post_per_layer_input_norm.weight"),
     "out_scale": ("layer_output_scale.weight", "layer_scalar"),
 }
+#: Of a target's layers with experts, beside a dense branch that has the names above.
+EXPERT_NAMES = {
+    "router": ("ffn_gate_inp.weight", "router.proj.weight"),
+    "router_norm": ("ffn_gate_inp.scale", "router.scale"),
+    "expert_scale": ("ffn_down_exps.scale", "router.per_expert_scale"),
+    "gate_up_exps": ("ffn_gate_up_exps.weight", "experts.gate_up_proj"),
+    "gate_exps": ("ffn_gate_exps.weight",),
+    "up_exps": ("ffn_up_exps.weight",),
+    "down_exps": ("ffn_down_exps.weight", "experts.down_proj"),
+    "post_ffw_norm_1": ("post_ffw_norm_1.weight", "post_feedforward_layernorm_1.weight"),
+    "pre_ffw_norm_2": ("pre_ffw_norm_2.weight", "pre_feedforward_layernorm_2.weight"),
+    "post_ffw_norm_2": ("post_ffw_norm_2.weight", "post_feedforward_layernorm_2.weight"),
+}
 _HF_PREFIXES = ("model.", "model.language_model.", "language_model.model.")
 
 
@@ -62,5 +75,6 @@ def spelled(
     """Return every spelling of the shared roles (and of `more`), `{i}` being the layer number."""
     roles = {**NAMES, **(more or {})}
     found = {role: spell(names, layer=False) for role, names in roles.items()}
-    found.update({role: spell(LAYER_NAMES[role], layer=True) for role in layer_roles})
+    layer_names = LAYER_NAMES | EXPERT_NAMES
+    found.update({role: spell(layer_names[role], layer=True) for role in layer_roles})
     return found
