@@ -298,3 +298,18 @@ def test_compiles_for_the_cpu_in_a_minute(large: Large, tmp_path: Path, kernel_c
     assert (compiled.folder / "programs.so").is_file()
     weights = sum(w.bytes for w in compiled.manifest.weights)
     assert compiled.manifest.weight_bytes == weights
+
+
+def test_centroid_head_and_second_embedding_on_a_gpu() -> None:
+    """What only rows are looked up in lies as stored: the second embedding is 1.9 GB."""
+    head = {"drafter.head.centroids": "{count: 2048, active: 32}"}
+    options = CompileOptions("cuda:sm_90a", overrides=head)
+    module = lower(*load(SPECS / "gemma4_e2b.yaml", options), target=options.target)
+    layouts = {name: weight.type.layout for name, weight in module.weights.items()}
+    assert layouts["target.per_layer_embed"] == "plain"
+    assert layouts["target.embed"] == "tiles16"  # the head multiplies by it
+    assert layouts["drafter.embed"] == "row"
+    ops = {n.op.name: module.operand_types(module.programs["draft"], n)
+           for n in module.programs["draft"].nodes}  # fmt: skip
+    assert ops["top_clusters"][0].max_shape == (1, 2048)
+    assert ops["argmax"][0].max_shape == (1, 32 * 128)

@@ -47,7 +47,7 @@ def test_gguf_files_equal_transformers(
 ) -> None:
     """Both spellings; the target's file repeats keys of a layer that reads another's.
 
-    Only the older keys say how many clusters are active, so that the spec can leave all to the file.
+    Only the older keys say how many clusters are active: then the spec can leave all to the file.
     """
     variant, golden = VARIANTS[name], read_golden(name)
     unread = {f"model.layers.8.self_attn.{part}.weight": np.ones(size, np.float32)
