@@ -67,9 +67,6 @@ class Variant:
         return FOLDER / f"{self.name}.npz"
 
 
-#: Tiny models of other architectures (`tests/variants`), each in every class.
-MODELS = ("26b",)
-
 #: A variant a class, for the tests that take long.
 MAIN = [Variant(activations) for activations in CLASSES]
 VARIANTS = [
@@ -84,11 +81,11 @@ VARIANTS = [
 def facts(arch: str) -> dict[str, Any]:
     """What a bundle for `arch` is made of; one that was made of other things is stale."""
     digest = hashlib.sha256(SPEC.read_bytes())
-    for folder in ("memra_compiler", "templates", "schedules"):
+    for folder in ("memra_compiler", "templates", "schedules", "tests/variants"):
         for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in (".py", ".j2", ".cuh", ".jsonl"):
+            if path.suffix in (".py", ".j2", ".cuh", ".jsonl", ".yaml"):
                 digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
-    variants = [*(variant.name for variant in VARIANTS), *MODELS]
+    variants = [variant.name for variant in VARIANTS]
     return {"arch": arch, "variants": variants, "truth": [STEPS, STRIDE],
             "sources": digest.hexdigest()}  # fmt: skip
 
@@ -105,11 +102,6 @@ def problem(arch: str) -> str:
     if other:
         return f"{FOLDER.relative_to(ROOT)} was made of other {', '.join(other)}; {make}"
     return ""
-
-
-def model_artifact(name: str, activations: str) -> Path:
-    """One of `MODELS` in the bundle."""
-    return FOLDER / f"model-{name}-{activations}.memra"
 
 
 @dataclass(frozen=True)
