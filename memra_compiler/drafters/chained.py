@@ -17,6 +17,7 @@ from memra_compiler.ops.activation import Concat, SoftCap
 from memra_compiler.ops.argmax import ArgMax
 from memra_compiler.ops.chain import DraftToken
 from memra_compiler.ops.clusters import ClusterLogits, ClusterToken, TopClusters
+from memra_compiler.ops.confidence import Confidence, WeighDraft
 from memra_compiler.ops.embed import Embed
 from memra_compiler.ops.norm import RMSNorm
 from memra_compiler.ops.state import Positions, ReadRow, ReadTokens, WriteRows
@@ -113,8 +114,13 @@ class ChainedHead(DraftHead):
         "with the full head, too; `auto` uses them if there are any.",
     )
 
-    def choose(self, b: ProgramBuilder, x: str, width: int, vocab: int) -> str:
-        """Emit the choice of a token for the normed row `x [1, width]`."""
+    def choose(
+        self, b: ProgramBuilder, x: str, width: int, vocab: int, weighs: bool
+    ) -> tuple[str, str]:
+        """Emit the choice of a token for the normed row `x [1, width]`; `weighs`: and how sure.
+
+        Confidence is over the rows that the head looks at.
+        """
         at, module = ("drafter", "head"), b.module
         role = "embed" if self.tied else "head"
         table = module.weight("drafter", role, (vocab, width), "embed", path=at)
@@ -124,8 +130,12 @@ class ChainedHead(DraftHead):
             logits, pick = b.linear(x, table, label="drafter.head", path=at), None
         if self.softcap is not None:
             logits = b.one(SoftCap(self.softcap), logits, label="drafter.softcap", path=at)
-        choice = b.one(ArgMax(), logits, label="drafter.choice", path=at)
-        return pick(choice) if pick else choice
+        row, sure = b.one(ArgMax(), logits, label="drafter.choice", path=at), ""
+        if weighs:
+            at = ("round", "confidence")
+            sure = b.one(Confidence(), logits, row, label="drafter.confidence", path=at)
+            b.keep(sure)
+        return (pick(row) if pick else row), sure
 
 
 class ChainedParams(DrafterParams):
@@ -171,8 +181,11 @@ class ChainedParams(DrafterParams):
             x = self.layer_kinds[kind].build(layer, x)
         norm = module.weight("drafter", "output_norm", (self.width,), "norm")
         x = b.one(RMSNorm(self.norm_eps), x, norm, label="drafter.output_norm")
-        choice = self.head.choose(b, x, self.width, place.vocab)
+        choice, sure = self.head.choose(b, x, self.width, place.vocab, place.weighs)
         b.emit(DraftToken(), choice, state, place.forced, batch, label="drafter.draft")
+        if sure:
+            at = ("round", "confidence")
+            b.emit(WeighDraft(), sure, state, label="drafter.weigh", path=at)
         via = ("drafter", "carry", "via")
         weight = module.weight("drafter", self.carry.via, (width, self.width), "matrix", path=via)
         carry = b.linear(x, weight, label="drafter.post_projection", path=via)
