@@ -81,7 +81,7 @@ def spec_facts(spec: Spec) -> SpecFacts:
         for section in ("target", "drafter")
         for e in spec.expected(section)
     )
-    return SpecFacts(spec.resolved(), spec.digest, expect)
+    return SpecFacts(spec.resolved(), spec.digest, expect, spec.ranks, spec.head_entry)
 
 
 def compile_spec(

@@ -20,7 +20,9 @@ from memra_compiler.ir.text import print_module
 from memra_compiler.ops.base import Cost
 from memra_runtime.artifact import (
     LIBRARY,
+    RANKS_FILE,
     ExpectEntry,
+    HeadEntry,
     Manifest,
     PlaneEntry,
     ProgramEntry,
@@ -41,6 +43,9 @@ class SpecFacts:
     resolved: Mapping[str, Any]
     digest: str
     expect: tuple[ExpectEntry, ...]
+    #: Token ids of a trimmed head, and what the manifest says of it.
+    ranks: tuple[int, ...] = ()
+    head: HeadEntry | None = None
 
 
 class Tools(Protocol):
@@ -124,6 +129,10 @@ def build_artifact(
     try:
         parts = tools.write(module, key, aside, progress)
         (aside / IR_TEXT).write_text(text, encoding="utf-8")
+        if facts.ranks:
+            ids = "".join(f"{i}\n" for i in facts.ranks)
+            (aside / RANKS_FILE).write_text(ids, encoding="ascii")
+            parts = replace(parts, files=(*parts.files, RANKS_FILE))
         manifest = _manifest(module, facts, key, aside, tools.target, parts)
         (aside / "manifest.json").write_text(manifest.to_json(), encoding="utf-8")
         _replace(aside, folder)
@@ -162,9 +171,12 @@ def _manifest(
     module: Module, facts: SpecFacts, key: str, folder: Path, target: str, parts: Parts
 ) -> Manifest:
     weights = tuple(
-        WeightEntry(name, w.source, w.names, w.type.max_shape, w.type.dtype, w.type.nbytes, w.made)
+        WeightEntry(
+            name, w.source, w.names, w.type.max_shape, w.type.dtype, w.type.nbytes, w.made,
+            of_rows=w.of_rows,
+        )
         for name, w in module.weights.items()
-    )
+    )  # fmt: skip
     planes = []
     for name, plane in module.planes.items():
         at, shape = module.arena[f"@{name}"], plane.type.stored_shape
@@ -193,6 +205,7 @@ def _manifest(
         "planes": tuple(planes),
         "values": tuple(values),
         "expect": facts.expect,
+        "head": facts.head,
         "programs": tuple(_cost(module, name) for name in module.programs),
         "sequences": sequences,
         "loops": {s.name: s.loop for s in module.sequences.values() if s.loop},

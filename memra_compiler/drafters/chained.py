@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 from memra_compiler.drafters.base import DrafterParams, DraftPlace, DraftPositions
+from memra_compiler.drafters.head import TrimmableHead
 from memra_compiler.ir.types import TensorType
-from memra_compiler.layers.base import DraftHead
 from memra_compiler.layers.build import ProgramBuilder
 from memra_compiler.layers.params import Params, Problem, Seq, param
-from memra_compiler.ops.activation import Concat, SoftCap
-from memra_compiler.ops.argmax import ArgMax
+from memra_compiler.ops.activation import Concat
 from memra_compiler.ops.chain import DraftToken
 from memra_compiler.ops.embed import Embed
 from memra_compiler.ops.norm import RMSNorm
@@ -70,7 +69,7 @@ class ChainedParams(DrafterParams):
         "(`anchored`, how the gemma4 assistant is trained), or N + j (`advancing`). The choice "
         "changes acceptance, never a token.",
     )
-    head: DraftHead = param(doc="From the last hidden state to logits.")
+    head: TrimmableHead = param(doc="From the last hidden state to a token.")
 
     def build(self, b: ProgramBuilder, place: DraftPlace) -> None:
         """Emit one draft step: token j of the chain to token j + 1."""
@@ -101,13 +100,7 @@ class ChainedParams(DrafterParams):
             x = self.layer_kinds[kind].build(layer, x)
         norm = module.weight("drafter", "output_norm", (self.width,), "norm")
         x = b.one(RMSNorm(self.norm_eps), x, norm, label="drafter.output_norm")
-        at = ("drafter", "head")
-        role = "embed" if self.head.tied else "head"
-        head = module.weight("drafter", role, (place.vocab, self.width), "embed", path=at)
-        logits = b.linear(x, head, label="drafter.head", path=at)
-        if self.head.softcap is not None:
-            logits = b.one(SoftCap(self.head.softcap), logits, label="drafter.softcap", path=at)
-        choice = b.one(ArgMax(), logits, label="drafter.choice", path=at)
+        choice = self.head.choose(b, place, x, self.width)
         b.emit(DraftToken(), choice, state, place.forced, batch, label="drafter.draft")
         via = ("drafter", "carry", "via")
         weight = module.weight("drafter", self.carry.via, (width, self.width), "matrix", path=via)

@@ -26,7 +26,8 @@ class Weight:
     """A tensor of a weight file, or one made at load.
 
     `names` are the spellings it may have in a file, in order of preference. `made` is a recipe
-    (name and integer arguments) for sources that do not carry the tensor.
+    (name and integer arguments) for sources that do not carry the tensor. With `of_rows`, the
+    file's tensor has so many rows and the weight holds chosen ones: they are no token ids.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Weight:
     names: tuple[str, ...]
     made: tuple[str | int, ...] = ()
     position: Position | None = None
+    of_rows: int = 0
 
 
 #: How a plane forgets the rows a round rejected.

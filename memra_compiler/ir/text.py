@@ -24,6 +24,7 @@ def print_module(module: Module) -> str:
     for weight in module.weights.values():
         names = " ".join(json.dumps(n) for n in weight.names)
         made = f" made {weight.made!r}" if weight.made else ""
+        made += f" of {weight.of_rows} rows" if weight.of_rows else ""
         lines.append(
             f"weight ${weight.name} : {weight.type} from {weight.source} {names}{made}"
             f"{_at(weight.position)}"
@@ -86,7 +87,7 @@ _STRING = r'"(?:[^"\\]|\\.)*"'
 _AT = rf"(?: at (?P<file>{_STRING}):(?P<line>\d+):(?P<column>\d+))?"
 _WEIGHT = re.compile(
     rf"weight \$(?P<name>\S+) : (?P<type>.+?) from (?P<source>\w+)(?P<names>(?: {_STRING})+)"
-    rf"(?: made (?P<made>\(.*?\)))?{_AT}$"
+    rf"(?: made (?P<made>\(.*?\)))?(?: of (?P<of>\d+) rows)?{_AT}$"
 )
 _PLANE = re.compile(
     r"plane @(?P<name>\S+) : (?P<type>.+?) rollback (?P<rule>\w+)(?P<ring> ring)?"
@@ -160,7 +161,9 @@ class _Parser:
         names = tuple(json.loads(n) for n in re.findall(_STRING, m["names"]))
         made = tuple(ast.literal_eval(m["made"])) if m["made"] else ()
         type = parse_type(m["type"])
-        self.weights[m["name"]] = Weight(m["name"], type, m["source"], names, made, _position(m))
+        self.weights[m["name"]] = Weight(
+            m["name"], type, m["source"], names, made, _position(m), int(m["of"] or 0)
+        )
 
     def _plane(self, line: str) -> None:
         m = _match(_PLANE, line)

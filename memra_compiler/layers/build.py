@@ -61,18 +61,23 @@ class ModuleBuilder:
         made: tuple[str | int, ...] = (),
         path: tuple[str | int, ...] = (),
         names: tuple[str, ...] = (),
+        trimmed: tuple[str, int] | None = None,
     ) -> str:
         """Declare a weight and return its operand, `$section.layers.3.role`.
 
         `names` are bare (GGUF, Hugging Face) names of a role the architecture's table lacks.
+        `trimmed` is the weight's own name and the file's rows, of which it holds some.
         """
         name = f"{section}.{role}" if layer is None else f"{section}.layers.{layer}.{role}"
+        name, of_rows = trimmed or (name, 0)
         if name not in self.weights:
             names = self.weight_names(section, role, layer, names)
             dtype = "f32" if made else self.weight_format(section, names, use)
             source = "draft" if section == "drafter" else section
             type = TensorType(shape, dtype)
-            self.weights[name] = Weight(name, type, source, names, made, self.position(path))
+            self.weights[name] = Weight(
+                name, type, source, names, made, self.position(path), of_rows
+            )
         return f"${name}"
 
     def plane(

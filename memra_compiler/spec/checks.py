@@ -43,6 +43,7 @@ def check_sections(sections: Sections) -> Iterator[Problem]:
         yield from check_arch("drafter", drafter.arch)
         yield from _formats(("drafter",), drafter, drafter.width, drafter.formats)
     if target and drafter:
+        yield from _head(target, drafter)
         yield from _readers(target, ("drafter",), drafter, inside=False)
     if sections.runtime:
         yield from _context(sections.runtime, target, sections.round)
@@ -98,6 +99,19 @@ def _formats(section: Path, stack: Stack, width: int, formats: Formats) -> Itera
                 hint="`f16`, `bf16` and `f32` have no blocks",
             )
             return
+
+
+def _head(target: Target, drafter: DrafterParams) -> Iterator[Problem]:
+    """Check that a drafter that multiplies with the target's head is as wide as the target."""
+    head = getattr(drafter, "head", None)
+    if getattr(head, "table", "drafter") == "target" and drafter.width != target.width:
+        yield Problem(
+            ("drafter", "head", "table"),
+            f"a drafter of width {drafter.width} cannot multiply with the head of a target of "
+            f"width {target.width}",
+            label="must be `drafter`",
+            because=((("drafter", "width"), "`width`"), (("target", "width"), "`width`")),
+        )
 
 
 def _readers(target: Target, section: Path, stack: Stack, *, inside: bool) -> Iterator[Problem]:

@@ -17,9 +17,9 @@ from pydantic_core import PydanticUndefined
 
 from memra_compiler.drafters.base import DrafterParams
 from memra_compiler.drafters.chained import ChainedCarry, ChainedInput
+from memra_compiler.drafters.head import HeadMap, HeadTrim, TrimmableHead
 from memra_compiler.layers.attention import RopeParams
 from memra_compiler.layers.base import (
-    DraftHead,
     FfnParams,
     Formats,
     LayerKind,
@@ -150,7 +150,9 @@ def spec_markdown() -> str:
         parts += _section(f"`drafter`, kind `{name}`", kind)
     parts += _section("`drafter.input`", ChainedInput, 3)
     parts += _section("`drafter.carry`", ChainedCarry, 3)
-    parts += _section("`drafter.head`", DraftHead, 3)
+    parts += _section("`drafter.head`", TrimmableHead, 3)
+    parts += _section("`drafter.head.trim`", HeadTrim, 3)
+    parts += _section("`drafter.head.map`", HeadMap, 3)
     parts += _section("`round`", RoundPolicy)
     parts += _section("`round.depth`", Depth, 3)
     parts += _section("`round.depth.floor`", DepthFloor, 3)

@@ -27,6 +27,7 @@ from memra_runtime.artifact import (
 )
 from memra_runtime.device import Device
 from memra_runtime.errors import fail
+from memra_runtime.trim import HeadTrim
 
 #: Programs of a round by the phase they are timed under.
 PHASES = {"begin": "draft", "draft": "draft", "verify": "verify"}
@@ -126,9 +127,15 @@ class Session:
     """One text on a loaded model. `prime` may be called again for the next request."""
 
     def __init__(
-        self, device: Device, policy: Policy | None = None, eos: Iterable[int] = ()
+        self,
+        device: Device,
+        policy: Policy | None = None,
+        eos: Iterable[int] = (),
+        trim: HeadTrim | None = None,
     ) -> None:
+        """`trim` is the drafter's head, if it is trimmed and shall learn from this session."""
         self.device = device
+        self.trim = trim
         self.policy = policy or Policy.of(device.manifest)
         self.eos = frozenset(eos)
         if len(self.eos) > MAX_EOS:
@@ -159,6 +166,8 @@ class Session:
         check_request(self.device.manifest, ids, max_new)
         start = time.perf_counter()
         device, policy = self.device, self.policy
+        if self.trim is not None:
+            self.trim.learn_prompt(ids)
         device.state[:] = 0
         device.plane("forced")[:] = -1
         eos = device.plane("eos")
@@ -211,7 +220,17 @@ class Session:
         self._check_sound()
         tokens = self._drain()
         self.committed += tokens
+        self._learn(tokens)
         return tokens
+
+    def _learn(self, tokens: Sequence[int]) -> None:
+        """Let a trimmed head learn committed tokens and all choices of the last round.
+
+        Choices behind a rejected draft count, too: they foretell what the next rounds will want.
+        """
+        if self.trim is not None and self.trim.room:
+            choices = self.device.plane("choice")[: self.device.get("drafted") + 1]
+            self.trim.learn_choices([*tokens, *choices.tolist()])
 
     def burst(self, tokens: int, sequence: str = "round") -> Iterator[list[int]]:
         """Run rounds (or `plain` steps) until `tokens` more are committed; yield them as they come.
@@ -224,7 +243,7 @@ class Session:
         wanted = max(1, min(tokens, device.burst_tokens, RING_TOKENS - BATCH_ROWS))
         device.put({"burst_end": self._read + wanted})
         device.start(f"{sequence}_burst")
-        done = False
+        done, before = False, len(self.committed)
         try:
             while not done:
                 done = device.done()
@@ -240,6 +259,7 @@ class Session:
                 done = device.done()
             self.committed += self._drain()
         self._check_sound()
+        self._learn(self.committed[before:])
 
     def _tokens(self, wanted: int, sequence: str, timed: bool) -> Generator[int]:
         """Committed tokens of a burst or, where a round is timed by programs, of one round."""

@@ -29,7 +29,8 @@ Graph = list[Callable[[], None]]
 
 #: Ops whose references run: those of the device block.
 STATE_OPS = (
-    "begin", "draft_token", "accept", "rollback", "commit", "adapt_depth", "advance", "again"
+    "begin", "draft_token", "accept", "rollback", "commit", "adapt_depth", "advance", "again",
+    "token_of_row",
 )  # fmt: skip
 ALIGN = 256
 TOTAL_BYTES = 80 << 30
@@ -291,7 +292,9 @@ class FakeDriver:
 
 
 def _view(address: int, type: TensorType) -> npt.NDArray[Any]:
-    dtype = {"i32": np.int32, "f32": np.float32, "f16": np.float16}[type.dtype]
+    dtype = {"i32": np.int32, "head_row": np.int32, "f32": np.float32, "f16": np.float16}[
+        type.dtype
+    ]
     size = int(np.prod(type.max_shape)) * np.dtype(dtype).itemsize
     raw = (ctypes.c_uint8 * size).from_address(address)
     return np.frombuffer(raw, dtype).reshape(type.max_shape)

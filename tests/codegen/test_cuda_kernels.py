@@ -16,13 +16,14 @@ import pytest
 from memra_compiler.codegen.cuda import LIBRARY, TEMPLATES, compile_cuda, render
 from memra_compiler.ir.errors import OpError
 from memra_compiler.ir.types import Sym, TensorType
-from memra_compiler.ops import cuda_attention, cuda_kernels, cuda_state
+from memra_compiler.ops import cuda_attention, cuda_head, cuda_kernels, cuda_state
 from memra_compiler.ops.activation import Add, Concat, GateMul, Scale, SoftCap
 from memra_compiler.ops.again import Again
 from memra_compiler.ops.argmax import ArgMax
 from memra_compiler.ops.attention import Attention, KvAppend, NormRopeAppend
 from memra_compiler.ops.chain import Advance, Begin, DraftToken
 from memra_compiler.ops.cuda import ARCHS, AnyLaunch, CudaArch
+from memra_compiler.ops.head import BestRow, TokenOfRow
 from memra_compiler.ops.norm import RMSNorm, RMSNormAdd
 from memra_compiler.ops.qkv import NormRopeQKV
 from memra_compiler.ops.quantise import (
@@ -204,6 +205,15 @@ def kernels(g: Geometry) -> Iterator[tuple[str, Maker]]:
             DraftToken(), a, TensorType((1,), "i32"), STATE_TYPE, context, BATCH
         ),
     )
+    row, used = rows(dtype="head_row"), TensorType((1,), "i32")
+    yield "best_row", lambda a: cuda_head.best_row_launches(BestRow(), a, logits, used, row)
+    for skip in (False, True):
+        yield (
+            f"token_of_row_{skip}",
+            lambda a, skip=skip: cuda_head.token_of_row_launches(
+                TokenOfRow(skip), a, row, TensorType((g.vocab,), "i32"), at
+            ),
+        )
     yield "advance", lambda a: e.advance_launches(Advance(), a, STATE_TYPE)
     yield "again", lambda a: e.again_launches(Again(), a, STATE_TYPE)
     yield "accept", lambda a: e.accept_launches(Accept(), a, STATE_TYPE, BATCH, BATCH)

@@ -32,6 +32,8 @@ _PROJECTIONS = {
     role: (f"nextn.{role}.weight", f"mtp.{role}.weight", f"{role}.weight")
     for role in ("pre_projection", "post_projection")
 }
+#: The map of a head that is trimmed in the file.
+_MAP = {"d2t": ("d2t", "nextn.d2t", "model.d2t")}
 
 
 class Gemma4Assistant:
@@ -45,11 +47,11 @@ class Gemma4Assistant:
         "gemma4-unified-assistant",
     )
     section = "drafter"
-    roles = (*NAMES, *_PROJECTIONS)
+    roles = (*NAMES, *_PROJECTIONS, *_MAP)
     layer_roles = tuple(role for role in LAYER_NAMES if role not in ("k", "v", "k_norm"))
 
     def __init__(self) -> None:
-        self._names = {**spelled(self.layer_roles), **_PROJECTIONS}
+        self._names = {**spelled(self.layer_roles), **_PROJECTIONS, **_MAP}
 
     def weight_names(self, role: str, layer: int | None = None) -> tuple[str, ...]:
         """Return the accepted names of a weight, GGUF first. Raises: KeyError."""

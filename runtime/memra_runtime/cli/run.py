@@ -189,10 +189,16 @@ def run_command(
     tell("rounds", rounds_line(how, policy, request.plain, request.depth))
     if strict:
         require_whole(model.device)
-    session = Session(model.device, policy, model.tokenizer.eos_ids)
+    trim = None if request.plain or policy.cap == 0 else model.trim  # nobody drafts: no learning
+    if trim is not None:
+        tell("trim", trim.stats.line())
+    session = Session(model.device, policy, model.tokenizer.eos_ids, trim)
     session.prime(tokens, wanted)
     before = (model.device.launches, model.device.reads)
     text, produced = generate(model, session, wanted, request, stream=not as_json)
+    learned = trim.stats.line() if trim is not None else ""
+    if trim is not None and trim.sidecar is not None:
+        tell("sidecar", trim.save())
     measured = measure(session, request, memory, before)
     if as_json:
         print(json.dumps(answer(opened, session, text, produced, measured), indent=1))
@@ -200,6 +206,8 @@ def run_command(
         say = teller(quiet=False)  # asked for, so said even with --quiet
         for label, line in measured.lines():
             say(label, line)
+        if learned:
+            say("trim", learned)
         say("finish", finish_line(session.stats.finish, wanted))
     if strict:
         measured.require_whole()
@@ -255,6 +263,7 @@ def answer(
         "ids": produced,
         "finish": session.stats.finish,
         "stats": measured.as_json(),
+        "trim": session.trim.stats.as_json() if session.trim is not None else None,
         "versions": {"memra": version("memra"), "compiled_with": dict(manifest.versions)},
         "artifact": {
             "name": manifest.name,
