@@ -19,6 +19,7 @@ from memra_compiler.ir.graph import Module, Node, Program
 from memra_compiler.ir.text import print_module
 from memra_compiler.ops.base import Cost
 from memra_runtime.artifact import (
+    LEARNED_FILE,
     LIBRARY,
     RANKS_FILE,
     ExpectEntry,
@@ -135,11 +136,23 @@ def build_artifact(
             parts = replace(parts, files=(*parts.files, RANKS_FILE))
         manifest = _manifest(module, facts, key, aside, tools.target, parts)
         (aside / "manifest.json").write_text(manifest.to_json(), encoding="utf-8")
+        _keep_learned(facts, folder, aside)
         _replace(aside, folder)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
     return manifest, True
+
+
+def _keep_learned(facts: SpecFacts, folder: Path, aside: Path) -> None:
+    """Let a new artifact inherit what the old one has learned, if it was for the same ranks."""
+    learned, ranks = folder / LEARNED_FILE, folder / RANKS_FILE
+    if (
+        learned.is_file()
+        and ranks.is_file()
+        and file_digest(ranks) == (file_digest(aside / RANKS_FILE) if facts.ranks else "")
+    ):
+        shutil.copy2(learned, aside / LEARNED_FILE)
 
 
 def without_folders(module: Module) -> Module:

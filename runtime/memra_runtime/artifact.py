@@ -36,6 +36,8 @@ MAX_EOS = 8
 HEAD_GROUP = 64
 #: Token ids of a trimmed head's rows, most frequent first: a file of the artifact.
 RANKS_FILE = "ranks.txt"
+#: The sidecar beside it: ids that were learned while running.
+LEARNED_FILE = f"{RANKS_FILE}.learned"
 #: Planes of a trimmed head: the token id of each row, and how many rows are in use.
 HEAD_IDS, HEAD_ROWS = "head_ids", "head_rows"
 

@@ -14,12 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from memra_runtime.artifact import RANKS_FILE
 from memra_runtime.checkpoint import ranks_digest
 from memra_runtime.errors import fail
 
-#: Name of the file in an artifact's folder.
-SIDECAR = f"{RANKS_FILE}.learned"
 _TITLE = "# memra learned ids 1"
 
 

@@ -14,11 +14,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memra_runtime.artifact import HEAD_IDS, HEAD_ROWS, RANKS_FILE, HeadEntry, Manifest
+from memra_runtime.artifact import (
+    HEAD_IDS,
+    HEAD_ROWS,
+    LEARNED_FILE,
+    RANKS_FILE,
+    HeadEntry,
+    Manifest,
+)
 from memra_runtime.checkpoint import Checkpoint, TensorInfo, map_ids, ranks_digest, read_ranks
 from memra_runtime.device import Device
 from memra_runtime.errors import fail
-from memra_runtime.sidecar import SIDECAR, Sidecar
+from memra_runtime.sidecar import Sidecar
 
 
 @dataclass
@@ -181,7 +188,7 @@ def make_trim(
         ids = read_ranks(folder / RANKS_FILE, vocab)
     sidecar = None
     if options.get("sidecar"):
-        sidecar = Sidecar(folder / SIDECAR, ranks_digest(ids), vocab)
+        sidecar = Sidecar(folder / LEARNED_FILE, ranks_digest(ids), vocab)
     capacity = next(w.shape[0] for w in manifest.weights if w.id == entry.weight)
     return HeadTrim(
         entry, data.reshape(tensor.shape[0], -1), ids, capacity, vocab=vocab,

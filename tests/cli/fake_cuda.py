@@ -285,7 +285,10 @@ class FakeDriver:
         if op.name == "accept":
             _, batch, choice = arrays
             choice[:] = [next_token(int(token)) for token in batch]
-        op.reference(rows, *arrays)
+        count = len(op.operands)
+        results = op.reference(rows, *arrays[:count])
+        for out, values in zip(arrays[count:], results, strict=True):
+            out[: len(values)] = values
         for handle, counter in zip(handles, ("more", "depth"), strict=False):
             if handle:
                 self._conditions[handle] = int(arrays[0][slot(counter)])

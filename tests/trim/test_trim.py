@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 from memra_compiler.compile import CompileOptions, compile_spec
-from memra_runtime.artifact import HEAD_IDS, HEAD_ROWS, RANKS_FILE, load_manifest
+from memra_runtime.artifact import HEAD_IDS, HEAD_ROWS, LEARNED_FILE, RANKS_FILE, load_manifest
 from memra_runtime.check.report import Parted, Tally
 from memra_runtime.check.rig import Options, Rig
 from memra_runtime.check.trim import check_trim
 from memra_runtime.errors import MemraError
 from memra_runtime.model import Model, load_model
 from memra_runtime.session import Session
-from memra_runtime.sidecar import SIDECAR
 from tiny_pair import TINY_DRAFT, TINY_SPEC, TINY_TARGET
 
 TOKENS = 300
@@ -208,7 +207,7 @@ def test_learned_tokens_outlive_a_process(sidecar_artifact: Path) -> None:
     model = loaded(sidecar_artifact)
     said(model)
     assert model.trim is not None
-    assert not (sidecar_artifact / SIDECAR).exists(), "nothing is saved unless asked for"
+    assert not (sidecar_artifact / LEARNED_FILE).exists(), "nothing is saved unless asked for"
     learned = model.trim.ids[256 : model.trim.used].tolist()
     assert "40 learned ids added" in model.trim.save()
     assert model.trim.save().startswith("0 learned ids added")
@@ -216,7 +215,7 @@ def test_learned_tokens_outlive_a_process(sidecar_artifact: Path) -> None:
     assert again.trim is not None
     assert again.trim.ids[256 : again.trim.used].tolist() == learned
     assert again.trim.stats.from_sidecar == 40
-    other = sidecar_artifact / SIDECAR
+    other = sidecar_artifact / LEARNED_FILE
     other.write_text(other.read_text().replace("vocab=4096", "vocab=4097"))
     with pytest.raises(MemraError, match="foreign"):
         loaded(sidecar_artifact)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from memra_runtime.cli.run_report import RunStats
     from memra_runtime.model import MemoryPlan, Model, Opened
     from memra_runtime.session import Session
+    from memra_runtime.trim import TrimStats
 
 #: Tokens produced unless `--max-new` says otherwise or the context ends before.
 DEFAULT_NEW = 128
@@ -196,18 +197,18 @@ def run_command(
     session.prime(tokens, wanted)
     before = (model.device.launches, model.device.reads)
     text, produced = generate(model, session, wanted, request, stream=not as_json)
-    learned = trim.stats.line() if trim is not None else ""
+    learned = replace(trim.stats) if trim is not None else None  # before more rounds are timed
     if trim is not None and trim.sidecar is not None:
         tell("sidecar", trim.save())
     measured = measure(session, request, memory, before)
     if as_json:
-        print(json.dumps(answer(opened, session, text, produced, measured), indent=1))
+        print(json.dumps(answer(opened, session, text, produced, measured, learned), indent=1))
     if request.stats:
         say = teller(quiet=False)  # asked for, so said even with --quiet
         for label, line in measured.lines():
             say(label, line)
-        if learned:
-            say("trim", learned)
+        if learned is not None:
+            say("trim", learned.line())
         say("finish", finish_line(session.stats.finish, wanted))
     if strict:
         measured.require_whole()
@@ -254,7 +255,12 @@ def measure(
 
 
 def answer(
-    opened: Opened, session: Session, text: str, produced: list[int], measured: RunStats
+    opened: Opened,
+    session: Session,
+    text: str,
+    produced: list[int],
+    measured: RunStats,
+    learned: TrimStats | None,
 ) -> dict[str, Any]:
     """The object that `--json` prints."""
     manifest = opened.manifest
@@ -263,7 +269,7 @@ def answer(
         "ids": produced,
         "finish": session.stats.finish,
         "stats": measured.as_json(),
-        "trim": session.trim.stats.as_json() if session.trim is not None else None,
+        "trim": learned.as_json() if learned is not None else None,
         "versions": {"memra": version("memra"), "compiled_with": dict(manifest.versions)},
         "artifact": {
             "name": manifest.name,
