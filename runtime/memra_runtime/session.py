@@ -240,7 +240,8 @@ class Session:
         A caller that stops early waits for the launch to end; its tokens are committed.
         """
         device = self.device
-        wanted = max(1, min(tokens, device.burst_tokens, RING_TOKENS - BATCH_ROWS))
+        learning = tokens if self.trim is None else self.trim.launch_tokens
+        wanted = max(1, min(tokens, learning, device.burst_tokens, RING_TOKENS - BATCH_ROWS))
         device.put({"burst_end": self._read + wanted})
         device.start(f"{sequence}_burst")
         done, before = False, len(self.committed)

@@ -27,6 +27,9 @@ from memra_runtime.device import Device
 from memra_runtime.errors import fail
 from memra_runtime.sidecar import Sidecar
 
+#: More tokens than any launch is asked for.
+_LONGEST = 1 << 16
+
 
 @dataclass
 class TrimStats:
@@ -87,6 +90,7 @@ class HeadTrim:
         self._known = np.zeros(vocab, bool)
         self._count = 0
         self._learned: list[int] = []
+        self._patience = 1
         # a head that the file has trimmed is taken row by row; any other by token id
         self._place(ids, range(len(ids)) if entry.map_names else ids)
         if sidecar is not None:
@@ -148,6 +152,17 @@ class HeadTrim:
             before = self._count
             self.stats.from_verify += self._fill(ids)
             self._learned += self.ids[before : self._count].tolist()
+            self._patience = 1 if self._count > before else min(2 * self._patience, _LONGEST)
+
+    @property
+    def launch_tokens(self) -> int:
+        """Tokens that the next launch should ask for, so that learning does not come too late.
+
+        Of a launch of many rounds, the choices of the last one are seen, and of the others what
+        they committed. So launches are single rounds as long as there is something to learn, and
+        twice as long after each that has taught nothing.
+        """
+        return self._patience if self.room and "verify" in self.learns else _LONGEST
 
     def save(self) -> str:
         """Append what was learned since loading to the sidecar; returns a line for a reader.

@@ -222,7 +222,8 @@ def test_a_trimmed_head_learns_between_launches(
         with monkeypatch.context() as patch:
             patch.setattr(cuda_driver.Memory, "read", None)  # all that is learned from is mirrored
             assert list(session.generate(100)) == text(7, 100)
-        assert (device.launches - before[0], device.reads - before[1]) == (3, 4)
+        launches, reads = device.launches - before[0], device.reads - before[1]
+        assert reads == launches + 1, "the prompt was read with no graph"
         assert fake.held_bytes == held
         assert (trim.used > used) == (turn == 0)
         repacked = [name for name in fake.launched if name.startswith("repack")]

@@ -31,7 +31,7 @@ from golden_support import (  # noqa: E402
     options_of,
     read_cases,
 )
-from pair_bundle import FOLDER, INDEX, VARIANTS, Variant, facts  # noqa: E402
+from pair_bundle import FOLDER, INDEX, TRIMMED, VARIANTS, Variant, facts, write_poor_ranks  # noqa: E402
 from pair_truth import measure, spread  # noqa: E402
 from scheduled_bundle import ASKED, write  # noqa: E402
 from scheduled_cases import everything  # noqa: E402
@@ -81,6 +81,9 @@ def main() -> None:
             np.savez_compressed(variant.truth, **truth)
             print(f"{variant.name:20} {time.perf_counter() - start:5.1f} s  "
                   f"float64 is off by {spread(truth)}", flush=True)  # fmt: skip
+    write_poor_ranks()
+    for variant in TRIMMED:
+        compile_variant(variant, f"cuda:{arch}", variant.artifact)
     write(wanted(ARCHS[arch]))
     INDEX.write_text(json.dumps(made_of), encoding="utf-8")
     size = sum(p.stat().st_size for p in FOLDER.rglob("*") if p.is_file())

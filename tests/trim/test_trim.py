@@ -69,15 +69,37 @@ def test_learning_recovers_the_acceptance_that_a_poor_ranks_file_costs(
     assert stats.used == stats.from_prompts + stats.from_verify == model.trim.used - stats.ranked
 
 
-def test_bursts_of_many_rounds_learn_their_tokens(
+def test_bursts_are_short_while_there_is_something_to_learn(
     trimmed_artifact: Path, whole: tuple[list[int], float]
 ) -> None:
     """Where one launch is many rounds, the choices of the last one only are there to be seen."""
     model = loaded(trimmed_artifact)
+    assert model.trim is not None
     model.device.burst_tokens = 64
+    before = model.device.launches
     tokens, session = said(model)
     assert tokens == whole[0]
     assert session.stats.acceptance >= whole[1] - POINTS
+    first = model.device.launches - before
+    assert first > TOKENS // 64 + 10
+    for turn in range(4):
+        before = model.device.launches
+        tokens, session = said(model)
+        assert tokens == whole[0], turn
+    assert model.device.launches - before < first / 2, "and long again once nothing is new"
+
+
+def test_launches_grow_with_what_taught_nothing(trimmed_artifact: Path) -> None:
+    trim = loaded(trimmed_artifact).trim
+    assert trim is not None
+    unknown = [i for i in range(4096) if i not in set(trim.ids.tolist())]
+    wanted = [trim.launch_tokens]
+    for ids in ([], [], unknown[:1], unknown[:1], []):
+        trim.learn_choices(ids)
+        wanted.append(trim.launch_tokens)
+    assert wanted == [1, 2, 4, 1, 2, 4]
+    trim.learn_choices(unknown[1:200])
+    assert (trim.room, trim.launch_tokens > 4096) == (0, True), "nothing more can be learned"
 
 
 def test_a_head_that_holds_all_tokens_drafts_what_the_whole_head_drafts(
@@ -143,9 +165,10 @@ def test_a_learned_row_is_drafted(trimmed_artifact: Path) -> None:
 
 
 def break_ids(model: Model) -> None:
-    """Two rows that stand for each other's token."""
-    plane = model.device.plane(HEAD_IDS)
-    plane[:256] = np.roll(plane[:256], 1)
+    """Every row stands for the token of the one before."""
+    assert model.trim is not None
+    plane, used = model.device.plane(HEAD_IDS), model.trim.used
+    plane[:used] = np.roll(plane[:used], 1)
 
 
 def break_write(model: Model) -> None:
