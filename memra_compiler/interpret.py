@@ -133,7 +133,7 @@ def weight_values(weight: Weight, file: Checkpoint) -> Array:
         info = file.tensors.get(name)
         if info is None:
             continue
-        if (info.format, info.shape) != (weight.type.dtype, weight.type.max_shape):
+        if (info.format, info.shape) != (weight.type.dtype, weight.stored_shape):
             raise IRError(f"${weight.name} is {weight.type}, stored {info.format}{info.shape}")
         return dequantise(file.data(name), weight.type)
     if not weight.made:
@@ -142,8 +142,13 @@ def weight_values(weight: Weight, file: Checkpoint) -> Array:
 
 
 def make_weight(weight: Weight) -> Array:
-    """A weight that no file carries. `rope_factors N`: 1 for the N pairs that turn, 1e30 beyond."""
+    """A weight that no file carries.
+
+    `rope_factors N`: 1 for the N pairs that turn, 1e30 beyond. `ones`: as it says.
+    """
     recipe, *arguments = weight.made
+    if recipe == "ones":
+        return np.ones(weight.type.max_shape)
     if recipe != "rope_factors":
         raise IRError(f"${weight.name}: unknown recipe {recipe}")
     pairs = np.arange(weight.type.elements)

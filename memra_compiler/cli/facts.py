@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memra_compiler.ir.graph import Module, Program
+from memra_compiler.ir.graph import Module, Program, Weight
 
 #: Sections of a spec, with the source their weights come from.
 SOURCES = {"target": "target", "drafter": "draft"}
@@ -38,6 +38,7 @@ def summary_facts(pipeline: Pipeline) -> dict[str, Any]:
             "order": list(part["layers"]),
             "kinds": list(layer_kinds(part)),
             "parameters": parameters(module, source),
+            "active_parameters": active_parameters(module, source),
             "weight_bytes": sum(w.type.nbytes for w in module.weights.values()
                                 if w.source == source),
             "formats": formats(module, source),
@@ -81,9 +82,26 @@ def drafter_reads(module: Module, order: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def parameters(module: Module, source: str) -> int:
-    """Elements of all weights of a source; tables that a recipe can make are no parameters."""
-    found = [w for w in module.weights.values() if w.source == source and not w.made]
-    return sum(w.type.elements for w in found)
+    """Elements of all weights of a source that were learned."""
+    return sum(_learned(w) for w in module.weights.values() if w.source == source)
+
+
+def _learned(weight: Weight) -> int:
+    """Elements of a weight, but of a table that follows from the spec."""
+    return 0 if weight.made[:1] == ("rope_factors",) else weight.type.elements
+
+
+def active_parameters(module: Module, source: str) -> int:
+    """Of `parameters`, those that one row meets: of all experts, the ones chosen for it."""
+    idle = {
+        weight.name: weight.type.elements // weight.stacked * (weight.stacked - active)
+        for program, node in module.nodes()
+        if node.op.name in ("experts_gated", "experts_down")
+        for active in [module.type_of(program, node.inputs[1]).max_shape[1]]
+        for operand in node.inputs
+        if operand.startswith("$") and (weight := module.weights[operand[1:]]).source == source
+    }
+    return parameters(module, source) - sum(idle.values())
 
 
 def formats(module: Module, source: str) -> dict[str, int]:
@@ -178,10 +196,10 @@ def weight_facts(module: Module) -> dict[str, Any]:
             {
                 "id": w.name,
                 "source": w.source,
-                "shape": list(w.type.max_shape),
+                "shape": list(w.stored_shape),
                 "format": w.type.dtype,
                 "bytes": w.type.nbytes,
-                "parameters": 0 if w.made else w.type.elements,
+                "parameters": _learned(w),
                 "names": list(w.names),
             }
             for w in module.weights.values()

@@ -46,7 +46,9 @@ def _stack(section: Mapping[str, Any]) -> str:
 
 
 def _count(section: Mapping[str, Any]) -> str:
-    return f"{number(section['parameters'])} parameters"
+    every, active = section["parameters"], section["active_parameters"]
+    met = "" if active == every else f", of which a token meets {number(active)}"
+    return f"{number(every)} parameters{met}"
 
 
 def number(count: float) -> str:

@@ -185,11 +185,18 @@ def _manifest(
 ) -> Manifest:
     weights = tuple(
         WeightEntry(
-            name, w.source, w.names, w.type.max_shape, w.type.dtype, w.type.nbytes, w.made,
+            name,
+            w.source,
+            w.names,
+            w.type.max_shape,
+            w.type.dtype,
+            w.type.nbytes,
+            w.made,
+            stacked=w.stacked,
             of_rows=w.of_rows,
         )
         for name, w in module.weights.items()
-    )  # fmt: skip
+    )
     planes = []
     for name, plane in module.planes.items():
         at, shape = module.arena[f"@{name}"], plane.type.stored_shape

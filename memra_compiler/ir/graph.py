@@ -26,8 +26,10 @@ class Weight:
     """A tensor of a weight file, or one made at load.
 
     `names` are the spellings it may have in a file, in order of preference. `made` is a recipe
-    (name and integer arguments) for sources that do not carry the tensor. With `of_rows`, the
-    file's tensor has so many rows and the weight holds chosen ones: they are no token ids.
+    (name and integer arguments) for sources that do not carry the tensor. `stacked` matrices that
+    a file keeps apart by a dimension of their own lie along the rows here: the bytes are the same.
+    With `of_rows`, the file's tensor has so many rows and the weight holds chosen ones: their
+    numbers are no token ids.
     """
 
     name: str
@@ -36,7 +38,16 @@ class Weight:
     names: tuple[str, ...]
     made: tuple[str | int, ...] = ()
     position: Position | None = None
+    stacked: int = 0
     of_rows: int = 0
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape of the tensor in a file."""
+        shape = self.type.max_shape
+        if not self.stacked:
+            return shape
+        return (self.stacked, shape[0] // self.stacked, *shape[1:])
 
 
 #: How a plane forgets the rows a round rejected.

@@ -24,7 +24,6 @@ from memra_compiler.layers.params import (
     raise_problems,
 )
 from memra_compiler.ops.activation import Add, Scale
-from memra_compiler.ops.norm import RMSNorm
 
 Format = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k"]
 
@@ -72,8 +71,11 @@ class FfnParams(Family):
         """Yield the row length (elements) of every matrix whose input is not the hidden width."""
         yield from ()
 
-    def build(self, b: LayerBuild, x: str) -> str:
-        """Emit this part for the normed rows `x [T, width]`; returns its output, `[T, width]`."""
+    def build(self, b: LayerBuild, x: str, residual: str) -> str:
+        """Emit this part for the normed rows `x [T, width]`; returns its output, `[T, width]`.
+
+        `residual [T, width]` is what `x` is the norm of.
+        """
         raise NotImplementedError
 
 
@@ -112,22 +114,18 @@ class LayerKind(Params):
 
     def build(self, b: LayerBuild, x: str) -> str:
         """Emit one layer for the residual `x [T, width]`; returns the next residual."""
-        a = self._norm(b, x, "attn_norm")
+        a = b.norm(x, "attn_norm", at=("norms",))
         x = self._join(b, x, self.mixer.build(b, a), "post_attention_norm")
-        z = self._norm(b, x, "ffn_norm")
-        x = self._join(b, x, self.ffn.build(b, z), "post_ffw_norm")
+        z = b.norm(x, "ffn_norm", at=("norms",))
+        x = self._join(b, x, self.ffn.build(b, z, x), "post_ffw_norm")
         if self.out_scale:
             x = b.run(Scale(), x, b.weight("out_scale", 1, use="norm"), part="out_scale")
         return x
 
-    def _norm(self, b: LayerBuild, x: str, role: str) -> str:
-        weight = b.weight(role, b.width, use="norm")
-        return b.run(RMSNorm(b.eps), x, weight, part=role, at=("norms",))
-
     def _join(self, b: LayerBuild, x: str, y: str, role: str) -> str:
         """Add a half's output to the residual, after its outer norm if there is one."""
         if self.norms == "sandwich":
-            y = self._norm(b, y, role)
+            y = b.norm(y, role, at=("norms",))
         return b.run(Add(), x, y, part=f"{role}.add", at=("norms",))
 
 
@@ -183,7 +181,7 @@ class Formats(Params):
 
     matrix: Format = param("bf16", doc="Format of all matrices but the embedding table.")
     embed: Format = param("bf16", doc="Format of the embedding table, and of a tied head.")
-    norm: Format = param("f32", doc="Format of norm weights and scalars.")
+    norm: Format = param("f32", doc="Format of norm weights, scalars and routers.")
 
 
 class DraftHead(Params):

@@ -10,13 +10,14 @@ from memra_compiler.ir.graph import Module, Node, Plane, Program, Weight
 from memra_compiler.ir.types import BLOCK_FORMATS, PIECE_INPUTS, Sym, TensorType
 from memra_compiler.ops.base import Op
 from memra_compiler.ops.linear import Linear
+from memra_compiler.ops.norm import RMSNorm
 from memra_compiler.ops.quantise import Quantise
 from memra_compiler.ops.rope import RopeAngles
 from memra_runtime.errors import Position
 
 #: (section, role, layer, bare names of its own) -> accepted names in a weight file.
 WeightNames = Callable[[str, str, int | None, tuple[str, ...]], tuple[str, ...]]
-#: (section, names, use) -> storage format; `use` is matrix, embed or norm.
+#: (section, names, use) -> storage format; `use` is matrix, embed or norm, fields of `formats`.
 WeightFormat = Callable[[str, tuple[str, ...], str], str]
 #: A path of the spec -> where it is written.
 Positions = Callable[[tuple[str | int, ...]], Position | None]
@@ -61,22 +62,24 @@ class ModuleBuilder:
         made: tuple[str | int, ...] = (),
         path: tuple[str | int, ...] = (),
         names: tuple[str, ...] = (),
+        stacked: int = 0,
         trimmed: tuple[str, int] | None = None,
     ) -> str:
         """Declare a weight and return its operand, `$section.layers.3.role`.
 
-        `names` are bare (GGUF, Hugging Face) names of a role the architecture's table lacks.
+        `names` are bare (GGUF, Hugging Face) names of a role the architecture's table lacks. A
+        `use` of f32 is what every file stores so, whatever the spec's formats are.
         `trimmed` is the weight's own name and the file's rows, of which it holds some.
         """
         name = f"{section}.{role}" if layer is None else f"{section}.layers.{layer}.{role}"
         name, of_rows = trimmed or (name, 0)
         if name not in self.weights:
             names = self.weight_names(section, role, layer, names)
-            dtype = "f32" if made else self.weight_format(section, names, use)
+            dtype = use if use == "f32" else self.weight_format(section, names, use)
             source = "draft" if section == "drafter" else section
             type = TensorType(shape, dtype)
             self.weights[name] = Weight(
-                name, type, source, names, made, self.position(path), of_rows
+                name, type, source, names, made, self.position(path), stacked, of_rows
             )
         return f"${name}"
 
@@ -158,14 +161,20 @@ class ProgramBuilder:
         (output,) = self.emit(op, *operands, label=label, path=path, types=types)
         return output
 
+    def rows_of(self, x: str, *weights: str, label: str, path: tuple[str | int, ...] = ()) -> str:
+        """x in the activation format that the storage of the weights that it meets asks for."""
+        wanted = {rows_for(self.module.activations, self.type_of(w)) for w in weights}
+        to = wanted.pop() if len(wanted) == 1 else "f32"  # which meets every weight
+        if to == "f32":
+            return x
+        key = ("quantised", x, to)
+        if key not in self.shared:
+            self.shared[key] = self.one(Quantise(to), x, label=f"{label}.in", path=path)
+        return self.shared[key]
+
     def linear(self, x: str, weight: str, *, label: str, path: tuple[str | int, ...] = ()) -> str:
         """`weight x`, with x in the activation format that the weight's storage asks for."""
-        to = rows_for(self.module.activations, self.type_of(weight))
-        if to != "f32":
-            key = ("quantised", x, to)
-            if key not in self.shared:
-                self.shared[key] = self.one(Quantise(to), x, label=f"{label}.in", path=path)
-            x = self.shared[key]
+        x = self.rows_of(x, weight, label=label, path=path)
         return self.one(Linear(), x, weight, label=label, path=path)
 
     def keep(self, value: str) -> None:
@@ -208,16 +217,32 @@ class LayerBuild:
         return f"{self.section}.layers.{self.index}.{part}"
 
     def weight(
-        self, role: str, *shape: int, use: str = "matrix", names: tuple[str, ...] = ()
-    ) -> str:
+        self, role: str, *shape: int, use: str = "matrix", names: tuple[str, ...] = (),
+        made: tuple[str | int, ...] = (), stacked: int = 0,
+    ) -> str:  # fmt: skip
         """Declare a weight of this layer; a new role brings its bare GGUF and HF names."""
         return self.program.module.weight(
-            self.section, role, shape, use, layer=self.index, path=self.path, names=names
+            self.section, role, shape, use, self.index, made, self.path, names, stacked
         )
 
-    def run(self, op: Op, *operands: str, part: str, at: tuple[str, ...] = ()) -> str:
+    def emit(self, op: Op, *operands: str, part: str, at: tuple[str, ...] = ()) -> tuple[str, ...]:
         """Append an op of this layer; `at` is the path inside the layer kind."""
-        return self.program.one(op, *operands, label=self.label(part), path=(*self.path, *at))
+        return self.program.emit(op, *operands, label=self.label(part), path=(*self.path, *at))
+
+    def run(self, op: Op, *operands: str, part: str, at: tuple[str, ...] = ()) -> str:
+        """`emit` of an op with one output."""
+        (output,) = self.emit(op, *operands, part=part, at=at)
+        return output
+
+    def rows_of(self, x: str, *weights: str, part: str, at: tuple[str, ...] = ()) -> str:
+        """x as rows that meet all of `weights`."""
+        label, path = self.label(part), (*self.path, *at)
+        return self.program.rows_of(x, *weights, label=label, path=path)
+
+    def norm(self, x: str, role: str, *, at: tuple[str, ...], factor: float = 1.0) -> str:
+        """Append a norm of whole rows with the weight `role`."""
+        weight = self.weight(role, self.width, use="norm")
+        return self.run(RMSNorm(self.eps, factor=factor), x, weight, part=role, at=at)
 
     def span(self, visible: int | None) -> int:
         """Positions an attention looks back, 0 for all: also where no context fills the window."""
@@ -242,7 +267,7 @@ class LayerBuild:
                 made = ("rope_factors", rotated)
                 operands.append(
                     program.module.weight(
-                        self.section, "rope_freqs", (pairs,), "norm", made=made, path=self.path
+                        self.section, "rope_freqs", (pairs,), "f32", made=made, path=self.path
                     )
                 )
             op = RopeAngles(head_dim, base, pairs if factors else rotated)

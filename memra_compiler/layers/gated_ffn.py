@@ -11,6 +11,14 @@ from memra_compiler.layers.params import Path, param
 from memra_compiler.ops.activation import GateMul
 
 
+def build_gated(b: LayerBuild, x: str, width: int, act: str, at: tuple[str, ...]) -> str:
+    """Emit `down(act(gate(x)) * up(x))`; `at` is the path inside the layer kind."""
+    gate = b.linear(x, b.weight("gate", width, b.width), part="gate", at=at)
+    up = b.linear(x, b.weight("up", width, b.width), part="up", at=at)
+    both = b.run(GateMul(act), gate, up, part="act", at=at)
+    return b.linear(both, b.weight("down", b.width, width), part="down", at=at)
+
+
 class GatedFfnParams(FfnParams):
     """`down(act(gate(x)) * up(x))`."""
 
@@ -25,9 +33,5 @@ class GatedFfnParams(FfnParams):
     def row_lengths(self) -> Iterator[tuple[Path, int]]:
         yield ("width",), self.width
 
-    def build(self, b: LayerBuild, x: str) -> str:
-        at = ("ffn", self.kind)
-        gate = b.linear(x, b.weight("gate", self.width, b.width), part="gate", at=at)
-        up = b.linear(x, b.weight("up", self.width, b.width), part="up", at=at)
-        both = b.run(GateMul(self.act), gate, up, part="act", at=at)
-        return b.linear(both, b.weight("down", b.width, self.width), part="down", at=at)
+    def build(self, b: LayerBuild, x: str, residual: str) -> str:
+        return build_gated(b, x, self.width, self.act, ("ffn", self.kind))

@@ -270,6 +270,7 @@ class Attention(Op):
         Operand("k_cache", "@"),
         Operand("v_cache", "@"),
     )
+    reads_early = ("ends",)
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         q, ends, k_cache, v_cache = types

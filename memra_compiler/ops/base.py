@@ -82,6 +82,11 @@ class Op:
     rows_independent: ClassVar[bool] = True
     #: Operands whose partial planes (a matrix product's) the CUDA kernel adds itself.
     adds_planes: ClassVar[tuple[str, ...]] = ()
+    #: Operands that the CUDA kernel reads before its predecessor is done, with rows of caches that
+    #: are older than the program: an op that `settles` lies between their writer and this one.
+    reads_early: ClassVar[tuple[str, ...]] = ()
+    #: The CUDA kernel lets no other start before all that precede it are done.
+    settles: ClassVar[bool] = False
     #: The op may take further operands of the last declared kind.
     variadic: ClassVar[bool] = False
 

@@ -195,8 +195,14 @@ def tiling_cost(arch: CudaArch, work: Work, g: Geometry) -> float:
 
 @cache
 def _tuned(arch: CudaArch) -> dict[Work, Geometry]:
-    """What a tuner found best on this architecture."""
-    return {Work(**r["work"]): Geometry(**r["geometry"]) for r in records(arch.name)}
+    """What a tuner found best on this architecture.
+
+    A geometry without splits was best also among those without: it holds whether or not the
+    product may split.
+    """
+    found = {Work(**r["work"]): Geometry(**r["geometry"]) for r in records(arch.name)}
+    whole = {replace(w, may_split=False): g for w, g in found.items() if g.splits == 1}
+    return whole | found
 
 
 @cache

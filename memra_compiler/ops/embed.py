@@ -26,6 +26,7 @@ class Embed(Op):
     scale: float = 1.0
 
     operands = (Operand("ids"), Operand("table", "$"))
+    settles = True
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         ids, table = types

@@ -205,6 +205,9 @@ class Kernel:
     def both(self, a: Expr, b: Expr) -> Expr:
         return tirx.all(a, b)
 
+    def either(self, a: Expr, b: Expr) -> Expr:
+        return tirx.any(a, b)
+
     def clamp(self, value: Expr, low: Expr | int, high: Expr | int) -> Expr:
         """A scalar int32 held within `[low, high]`."""
         return tirx.max(tirx.min(value, _int32(high)), _int32(low))

@@ -26,6 +26,8 @@ TILE_INPUTS = 1024
 X_TILES = (4, 2, 1)
 #: Rows of activations a kernel can be asked for; sizes its accumulators.
 MAX_ROWS = 16
+#: The largest block decoded four times over: one of 256 is slow to compile and gains 5 %.
+MAX_UNROLLED = 32
 #: Formats of the activations.
 ROW_FORMATS = ("f32", *ROUNDINGS)
 
@@ -53,7 +55,7 @@ def emit_linear(k: Kernel, x: Buffer, w: Buffer, y: Buffer, scratch: Buffer) -> 
     meet it. Either way lane l of a sum adds inputs l, l+16, ... in order with fused multiply-adds
     and the lanes meet in a fixed tree, so the bits of a row do not depend on how many there are.
     """
-    if step(w.format) > 32:  # a block of 256, four times over, is slow to compile and gains 5 %
+    if step(w.format) > MAX_UNROLLED:
         _many_rows(k, x, w, y, scratch)
         return
     with k.when(k.rows == 1):
@@ -68,22 +70,34 @@ def _decode_ahead(k: Kernel, w: Buffer, row: Expr, number: Expr) -> Chunks:
     return decode_step(k, w, row, number)
 
 
-def _put_sums(k: Kernel, y: Buffer, at: Expr, sums: Sequence[Register]) -> None:
-    k.store(y, at, k.sum4([s.get() for s in sums]), TILE_ROWS)
+def tile_sums(k: Kernel, x: Buffer, x_at: Expr, w: Buffer, row: Expr) -> list[Expr]:
+    """Lane sums of the four weight rows from `row` on with the row of x that begins at `x_at`."""
+    inputs, block = w.type.max_shape[1], step(w.format)
+
+    def meet(rows: Sequence[Chunks], b: Expr, sums: Sequence[Register]) -> None:
+        for c in range(block // LANES):
+            xi = k.let(k.load(x, x_at + b * block + c * LANES, LANES))
+            for chunk, s in zip(rows, sums, strict=True):
+                s.set(k.fma(chunk(c), xi, s.get()))
+
+    if block <= MAX_UNROLLED:
+        sums = [k.register(k.splat(0.0)) for _ in range(TILE_ROWS)]
+        with k.loop(inputs // block) as b:
+            meet([_decode_ahead(k, w, row + r, b) for r in range(TILE_ROWS)], b, sums)
+        return [s.get() for s in sums]
+    held = k.local(TILE_ROWS * LANES)
+    with k.loop(TILE_ROWS) as r:
+        one = k.register(k.splat(0.0))
+        with k.loop(inputs // block) as b:
+            meet([_decode_ahead(k, w, row + r, b)], b, [one])
+        k.store(held, r * LANES, one.get(), LANES)
+    return [k.load(held, r * LANES, LANES) for r in range(TILE_ROWS)]
 
 
 def _one_row(k: Kernel, x: Buffer, w: Buffer, y: Buffer) -> None:
-    outputs, inputs = w.type.max_shape
-    block = step(w.format)
-    with k.loop(outputs // TILE_ROWS) as n:
-        sums = [k.register(k.splat(0.0)) for _ in range(TILE_ROWS)]
-        with k.loop(inputs // block) as b:
-            rows = [_decode_ahead(k, w, n * TILE_ROWS + r, b) for r in range(TILE_ROWS)]
-            for c in range(block // LANES):
-                xi = k.let(k.load(x, b * block + c * LANES, LANES))
-                for chunk, s in zip(rows, sums, strict=True):
-                    s.set(k.fma(chunk(c), xi, s.get()))
-        _put_sums(k, y, n * TILE_ROWS, sums)
+    with k.loop(w.type.max_shape[0] // TILE_ROWS) as n:
+        sums = tile_sums(k, x, k.index(0), w, n * TILE_ROWS)
+        k.store(y, n * TILE_ROWS, k.sum4(sums), TILE_ROWS)
 
 
 def _many_rows(k: Kernel, x: Buffer, w: Buffer, y: Buffer, scratch: Buffer) -> None:
@@ -141,7 +155,8 @@ def _meet(
             for r, total in enumerate(row):
                 k.store(scratch, resting(t, r), total.get(), LANES)
         with k.when(part == parts - 1):
-            _put_sums(k, y, (t0 + t) * outputs + n * TILE_ROWS, row)
+            at = (t0 + t) * outputs + n * TILE_ROWS
+            k.store(y, at, k.sum4([s.get() for s in row]), TILE_ROWS)
 
 
 def check(op: Op, x: TensorType, w: TensorType) -> int:

@@ -58,12 +58,15 @@ def rms_class(size: int) -> str:
 class RMSNorm(Op):
     """Divide by the root mean square, then scale by column; `size` norms each head by itself.
 
+    Rows are also multiplied by `factor`, in one with the inverse of their root mean square.
+
     Shapes: x [T, D], weight [D] or [size] (optional) -> [T, D]. `size` 0 means the whole row.
     Source: Zhang & Sennrich 2019, eq. 4; the weight multiplies directly (no 1 + w).
     """
 
     eps: float = 1e-6
     size: int = 0
+    factor: float = 1.0
 
     operands = (Operand("x"), Operand("weight", "$"))
     adds_planes = ("x",)
@@ -79,16 +82,20 @@ class RMSNorm(Op):
     def reference(self, rows: int, *arrays: Array) -> tuple[Array, ...]:
         x, *weight = arrays
         heads = x[:rows].reshape(rows, -1, self.size or x.shape[1])
-        return (rms_reference(heads, self.eps, *weight).reshape(rows, -1),)
+        return (self.factor * rms_reference(heads, self.eps, *weight).reshape(rows, -1),)
 
     def numeric_class(self, *types: TensorType) -> str:
-        return rms_class(self.size or width(self, types[0]))
+        times = f", times {self.factor}" if self.factor != 1 else ""
+        return rms_class(self.size or width(self, types[0])) + times
 
     def lower_cpu(self, k: Kernel, *buffers: Buffer) -> None:
         x, *weight, y = buffers
         size = self.size or width(self, x.type)
         with k.loop(k.rows * (width(self, x.type) // size)) as row:
-            inverse = k.splat(emit_rms(k, x, row * size, size, self.eps))
+            inverse = emit_rms(k, x, row * size, size, self.eps)
+            if self.factor != 1:
+                inverse = k.let(inverse * k.const(self.factor))
+            inverse = k.splat(inverse)
             with k.loop(size // LANES) as i:
                 value = k.load(x, row * size + i * LANES, LANES) * inverse
                 for w in weight:
@@ -107,7 +114,8 @@ class RMSNorm(Op):
         squares = te.compute(x.shape[:2], square, "squares")
 
         def inverse(row: Any, head: Any) -> Any:
-            return reciprocal_sqrt(fma(squares[row, head], f32(1.0 / size), f32(self.eps)))
+            value = reciprocal_sqrt(fma(squares[row, head], f32(1.0 / size), f32(self.eps)))
+            return value if self.factor == 1 else value * f32(self.factor)
 
         inverses = te.compute(x.shape[:2], inverse, "inverse")
 
@@ -124,6 +132,7 @@ class RMSNorm(Op):
             Sample((TensorType((1, 272)), TensorType((272,), "bf16")), rows=1),
             Sample((TensorType((5, 128)),), (("size", 32),), rows=5),
             Sample((TensorType((2, 128)), TensorType((64,))), (("size", 64),), rows=2),
+            Sample((TensorType((3, 64)), TensorType((64,))), (("factor", 0.125),)),
         ]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from memra_compiler.ir.errors import OpError
 from memra_compiler.ir.graph import Module, Node, Program, Weight
 from memra_compiler.ir.types import PIECE_BYTES, TILE_ROWS, TensorType
 from memra_compiler.ops.cuda import CudaArch, cuda_arch
@@ -65,7 +66,27 @@ def assign_layouts(module: Module) -> Module:
 
     laid_out = placed.with_programs(rewrite)
     _check_exact(laid_out, arch)
+    for program in laid_out.programs.values():
+        check_early_reads(program)
     return laid_out
+
+
+def check_early_reads(program: Program) -> None:
+    """Refuse an operand that is read early and not known to be written by then: a bug of ours.
+
+    Raises: OpError.
+    """
+    written: set[str] = set()
+    settled: set[str] = set()
+    for node in program.nodes:
+        if node.op.settles:
+            settled = set(written)
+        for i, operand in enumerate(node.inputs):
+            if node.op.operand(i).name in node.op.reads_early and operand not in settled:
+                raise OpError(
+                    f"{node.label}: {operand} is read early, and nothing settles it before"
+                )
+        written |= {f"%{name}" for name in node.outputs}
 
 
 def _check_exact(module: Module, arch: CudaArch) -> None:

@@ -48,6 +48,11 @@ class Uses:
             return None
         return node
 
+    def norm(self, operand: str) -> Node | None:
+        """The `rmsnorm` that makes `operand`, if that is all it does and its value is read once."""
+        node = self.only(operand, RMSNorm)
+        return node if node is None or node.op.attrs()["factor"] == 1 else None
+
     def width(self, operand: str) -> int:
         """Elements of one row of a value."""
         return math.prod(self.values[operand[1:]].max_shape[1:])
@@ -155,7 +160,7 @@ def norm_rope(node: Node, known: Uses) -> Node | None:
     """`rope` of a norm of the same heads."""
     if not isinstance(node.op, Rope):
         return None
-    norm = known.only(node.inputs[0], RMSNorm)
+    norm = known.norm(node.inputs[0])
     if norm is None or len(norm.inputs) != 2:
         return None
     if known.norm_size(norm) != known.width(node.inputs[1]):  # cosines and sines: d in all
@@ -173,7 +178,7 @@ def norm_rope_append(node: Node, known: Uses) -> Node | None:
     if keys is None:
         return None
     assert isinstance(keys.op, NormRope)
-    unit, v_norm = known.only(values, RMSNorm), "none"
+    unit, v_norm = known.norm(values), "none"
     if unit is not None and len(unit.inputs) == 1:
         assert isinstance(unit.op, RMSNorm)
         if unit.op.eps != keys.op.eps or known.norm_size(unit) != known.width(keys.inputs[1]):
@@ -188,7 +193,7 @@ def norm_add(node: Node, known: Uses) -> Node | None:
     """`add` of a residual and a norm of the whole row."""
     if not isinstance(node.op, Add):
         return None
-    norm = known.only(node.inputs[1], RMSNorm)
+    norm = known.norm(node.inputs[1])
     if norm is None or len(norm.inputs) != 2:
         return None
     if known.norm_size(norm) != known.width(node.inputs[1]):
@@ -211,7 +216,7 @@ def norm_quantise(node: Node, known: Uses) -> Node | None:
     """Rewrite `quantise(rmsnorm(x, $w))` of whole rows."""
     if not isinstance(node.op, Quantise):
         return None
-    norm = known.only(node.inputs[0], RMSNorm)
+    norm = known.norm(node.inputs[0])
     if norm is None or len(norm.inputs) != 2:
         return None
     assert isinstance(norm.op, RMSNorm)

@@ -33,7 +33,6 @@ PLANNED_VALUES = {
     "block": "the `block` drafter (block diffusion on tapped features)",
 }
 PLANNED_KINDS = {
-    "moe": "mixture-of-experts layers (`moe`)",
     "mla": "latent attention (`mla`)",
     "kda": "Kimi delta attention (`kda`)",
     "gated_delta": "gated delta layers (`gated_delta`)",

@@ -17,7 +17,7 @@ from typing import Any
 from memra_runtime.errors import fail
 
 #: Raised whenever the meaning of the manifest or of the device block changes.
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 #: The compiled programs of a CPU artifact.
 LIBRARY = "programs.so"
@@ -85,6 +85,7 @@ class WeightEntry:
 
     `names` are accepted spellings in the file of `source` (`target` or `draft`); `format` is the
     storage format the code was compiled for; `made` is a recipe for sources that lack the tensor.
+    The file keeps `stacked` matrices apart by a dimension of their own, if not 0; `shape` does not.
     With `of_rows`, the tensor has so many rows and the weight holds chosen ones (`HeadEntry`).
     """
 
@@ -97,6 +98,7 @@ class WeightEntry:
     made: tuple[str | int, ...] = ()
     #: Bytes on the device, in the layout the kernels want.
     device_bytes: int = 0
+    stacked: int = 0
     of_rows: int = 0
 
 

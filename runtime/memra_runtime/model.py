@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ from memra_runtime.checkpoint import (
     open_checkpoint,
 )
 from memra_runtime.device import Device, Progress
+from memra_runtime.device.memory import available_memory, gib, kib, refuse_more
 from memra_runtime.errors import Diagnostic, MemraError, fail
 from memra_runtime.tokenizer import Tokenizer, check_pairing, load_tokenizer
 from memra_runtime.trim import HeadTrim, make_trim
@@ -83,22 +84,6 @@ class MemoryPlan:
         return self.need + self.resident
 
 
-def _kib(path: str, key: str) -> int | None:
-    try:
-        text = Path(path).read_text(encoding="ascii")
-    except OSError:
-        return None
-    for line in text.splitlines():
-        if line.startswith(key):
-            return int(line.split()[1]) * 1024
-    return None
-
-
-def available_memory() -> int | None:
-    """Bytes that this machine could give to a process; None where it is not known."""
-    return _kib("/proc/meminfo", "MemAvailable:")
-
-
 def plan_memory(manifest: Manifest) -> MemoryPlan:
     """The memory a model needs, beside what this process holds already and what is free.
 
@@ -115,7 +100,7 @@ def plan_memory(manifest: Manifest) -> MemoryPlan:
     return MemoryPlan(
         manifest.arena_bytes,
         manifest.weight_bytes,
-        _kib("/proc/self/status", "VmRSS:") or 0,
+        kib("/proc/self/status", "VmRSS:") or 0,
         available_memory(),
     )
 
@@ -129,12 +114,7 @@ def held_memory(plan: MemoryPlan) -> int | None:
         from memra_runtime.device.cuda_driver import Context
 
         return (plan.available or 0) - Context().free_memory()
-    return _kib("/proc/self/status", "VmHWM:")
-
-
-def gib(size: int) -> str:
-    """Bytes in the unit a person reads."""
-    return f"{size / 2**30:.2f} GiB" if size >= 2**29 else f"{size / 2**20:.1f} MiB"
+    return kib("/proc/self/status", "VmHWM:")
 
 
 def refuse_memory(plan: MemoryPlan) -> None:
@@ -220,6 +200,23 @@ def head_trim(opened: Opened) -> HeadTrim | None:
     )  # fmt: skip
 
 
+def another_model(model: Model) -> Model:
+    """The same loaded weights and code with planes of their own: one more text at a time.
+
+    Raises: MemraError where there is no memory for another arena.
+    """
+    refuse_more(
+        f"another text beside those on `{model.manifest.name}`",
+        model.manifest.arena_bytes,
+        model.device.free(),
+        "end another session, or lower `runtime.max_context` in the spec and compile again",
+    )
+    device = model.device.another()
+    if model.trim is not None:
+        model.trim.install(device)
+    return replace(model, device=device)
+
+
 def device_class(manifest: Manifest, folder: Path) -> Callable[..., Device]:
     """The kind of device that an artifact was compiled for. Raises: MemraError."""
     try:
@@ -302,8 +299,8 @@ def bind_source(manifest: Manifest, source: str, file: Checkpoint) -> Binding:
     """Bind every tensor of a file, in the formats the artifact was compiled for."""
     wanted = [
         WantedTensor(
-            w.id, w.names, (w.of_rows or w.shape[0], *w.shape[1:]), w.format,
-            optional=_makes(w, file),
+            w.id, w.names, (w.of_rows or w.shape[0], *w.shape[1:]), w.format, _makes(w, file),
+            w.stacked,
         )
         for w in manifest.weights
         if w.source == source
@@ -315,8 +312,8 @@ def bind_source(manifest: Manifest, source: str, file: Checkpoint) -> Binding:
 
 
 def _makes(entry: WeightEntry, file: Checkpoint) -> bool:
-    """Whether a tensor the file lacks may be made: only for layouts that never carry it."""
-    return bool(entry.made) and file.kind == "safetensors"
+    """Whether a tensor the file lacks may be made: ones, or what its layout never carries."""
+    return bool(entry.made) and (file.kind == "safetensors" or entry.made[0] == "ones")
 
 
 def weight_data(
@@ -332,8 +329,17 @@ def weight_data(
 def make_weight(entry: WeightEntry) -> npt.NDArray[np.uint8]:
     """Make a weight that a file does not carry."""
     recipe, *arguments = entry.made
+    if recipe == "ones":
+        return stored_floats(np.ones(entry.shape, np.float32), entry.format)
     if recipe != "rope_factors":
         raise ValueError(f"unknown recipe {recipe}")
     factors = np.full(math.prod(entry.shape), 1e30, np.float32)
     factors[: int(arguments[0])] = 1.0
     return factors.view(np.uint8)
+
+
+def stored_floats(values: npt.NDArray[np.float32], format: str) -> npt.NDArray[np.uint8]:
+    """The bytes of floats in the format f32, f16 or bf16 (by cutting bits off)."""
+    if format == "bf16":
+        return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+    return values.astype({"f16": np.float16, "f32": np.float32}[format]).view(np.uint8)

@@ -6,6 +6,7 @@ in place: no address changes, so captured graphs stay valid. Nothing is ever evi
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -86,7 +87,7 @@ class HeadTrim:
         self.rows: npt.NDArray[np.uint8] = np.zeros((capacity, table.shape[1]), np.uint8)
         self.stats = TrimStats(entry.ranked, entry.spare)
         self._table = table
-        self._device: Device | None = None
+        self._devices: list[weakref.ref[Device]] = []
         self._known = np.zeros(vocab, bool)
         self._count = 0
         self._learned: list[int] = []
@@ -107,9 +108,21 @@ class HeadTrim:
         return self.entry.ranked + self.entry.spare - self._count
 
     def install(self, device: Device) -> None:
-        """Tell a device, which was loaded with `rows`, what they stand for."""
-        self._device = device
-        self._tell()
+        """Tell a device, which was loaded with `rows`, what they stand for.
+
+        Devices that share weights share the head, and each has a map of its own.
+        """
+        self._devices.append(weakref.ref(device))
+        self._tell(device)
+
+    def _write(self, first: int, last: int) -> None:
+        """Bring rows `[first, last)`, and then the map, to the devices that are left."""
+        self._devices = [ref for ref in self._devices if ref() is not None]
+        devices = [device for ref in self._devices if (device := ref()) is not None]
+        if devices:
+            devices[0].write_rows(self.entry.weight, self.rows, first, last)
+        for device in devices:
+            self._tell(device)
 
     def _place(self, ids: Sequence[int], rows: Sequence[int]) -> None:
         """Put rows of the file behind those in use."""
@@ -128,16 +141,13 @@ class HeadTrim:
         if not new:
             return 0
         self._place(new, new)
-        if self._device is not None:
-            self._device.write_rows(self.entry.weight, self.rows, first, self._count)
-            self._tell()
+        self._write(first, self._count)
         return len(new)
 
-    def _tell(self) -> None:
+    def _tell(self, device: Device) -> None:
         """Write the map, then the number of rows in use."""
-        assert self._device is not None
-        self._device.plane(HEAD_IDS)[...] = self.ids
-        self._device.plane(HEAD_ROWS)[...] = self._count
+        device.plane(HEAD_IDS)[...] = self.ids
+        device.plane(HEAD_ROWS)[...] = self._count
 
     def learn_prompt(self, ids: Sequence[int]) -> None:
         """Learn the tokens of a prompt, between launches; some of them, if they are many."""
@@ -177,12 +187,10 @@ class HeadTrim:
 
     def permute(self, order: Sequence[int]) -> None:
         """Put the rows in use into another order, map and all: drafts must stay the same."""
-        assert self._device is not None
         used = self._count
         assert sorted(order) == list(range(used))
         self.rows[:used], self.ids[:used] = self.rows[list(order)], self.ids[list(order)]
-        self._device.write_rows(self.entry.weight, self.rows, 0, used)
-        self._tell()
+        self._write(0, used)
 
 
 def make_trim(

@@ -5,6 +5,7 @@
 // and rows, then the softmax by rows, then the values by columns. The next unit's keys arrive
 // during softmax and values, its values during the next scores. Rows of q8_0 are widened once they
 // are here, keys and values in turn in one buffer, and the next unit's arrive from then on.
+// Rows that an earlier program left arrive while the predecessor still runs (`Op.reads_early`).
 #pragma once
 
 #include "kv_split.cuh"
@@ -105,7 +106,8 @@ struct AttentionBlock {
   int kv_head;
   int warp;
   int lane;
-  bool ready;  // queries are in shared memory
+  int first_new;  // the first position whose key this step appends
+  bool ready;  // the predecessor is done and queries are in shared memory
 
   float sums[Shape::kRowTiles][Shape::kWarpPairs][2][4];
 
@@ -144,15 +146,15 @@ struct AttentionBlock {
     }
   }
 
-  // Start to copy the rows of the unit that begins at `start`; rows outside `seen` become zero, so
-  // that whatever a cache holds there cannot reach a sum.
-  __device__ __forceinline__ void copy_unit(Copied to, const Cache* from, int start,
-                                            KeyRange seen) {
+  // Start to copy rows [first, last) of the unit that begins at `start`; rows outside `seen` become
+  // zero, so that whatever a cache holds there cannot reach a sum.
+  __device__ __forceinline__ void copy_rows(Copied to, const Cache* from, int start, int first,
+                                            int last, KeyRange seen) {
     constexpr int kChunk = 16 / sizeof(Cache);
     constexpr int kChunks = Row::kStep / kChunk;
     constexpr int kUnroll = Shape::kPacked ? 2 : 4;  // more of packed rows would cost spills
 #pragma unroll kUnroll
-    for (int i = threadIdx.x; i < Shape::kUnit * kChunks; i += Shape::kThreads) {
+    for (int i = first * kChunks + threadIdx.x; i < last * kChunks; i += Shape::kThreads) {
       const int key = i / kChunks;
       const int at = i % kChunks * kChunk;
       const int position = start + key;
@@ -160,6 +162,11 @@ struct AttentionBlock {
       const bool present = position >= seen.first && position < seen.end;
       copy_async(&to[key][at], from + row * Row::kStep + at, present);
     }
+  }
+
+  __device__ __forceinline__ void copy_unit(Copied to, const Cache* from, int start,
+                                            KeyRange seen) {
+    copy_rows(to, from, start, 0, Shape::kUnit, seen);
   }
 
   // A unit that has arrived, in all threads, as tensor cores take it.
@@ -389,13 +396,24 @@ struct AttentionBlock {
       }
     }
     const int begin = seen.first / Shape::kUnit * Shape::kUnit;
-    copy_unit(shared.key, keys, begin, seen);
+    // Three groups of copies: keys and values that are older than the step, then the step's own.
+    const int old = ready ? Shape::kUnit : max(0, min(Shape::kUnit, first_new - begin));
+    copy_rows(shared.key, keys, begin, 0, old, seen);
     copy_commit();
-    copy_unit(shared.value, values, begin, seen);
+    copy_rows(shared.value, values, begin, 0, old, seen);
     copy_commit();
     if (!ready) {  // while the first unit is on its way
+      wait_for_predecessor();
+      copy_rows(shared.key, keys, begin, old, Shape::kUnit, seen);
+      copy_rows(shared.value, values, begin, old, Shape::kUnit, seen);
       load_queries(q, scale);
       ready = true;
+    }
+    copy_commit();
+    if (old == Shape::kUnit) {
+      copy_wait<2>();  // all but the values of this unit
+    } else {
+      copy_wait<0>();
     }
     for (int start = begin; start < seen.end; start += Shape::kUnit) {
       const int next = start + Shape::kUnit;
@@ -405,7 +423,9 @@ struct AttentionBlock {
         }
         copy_commit();
       };
-      copy_wait<1>();  // all but the values of this unit
+      if (start > begin) {
+        copy_wait<1>();  // all but the values of this unit
+      }
       __syncthreads();
       const Rows arrived_keys = open_unit(shared.key);
       if (Shape::kPacked) {
@@ -454,7 +474,7 @@ __device__ __forceinline__ void attention_body(int rows, const float* q, const i
       shared,  k_cache + plane, v_cache + plane,
       first_pair, pairs,        kv_head,
       static_cast<int>(threadIdx.x / kWarp), static_cast<int>(threadIdx.x % kWarp),
-      false,   {}};
+      ends[0] - 1, false, {}};
   plan_rows<typename Shape::Splits>(shared.plan, ends, rows);
   __syncthreads();
   const int slot = blockIdx.x;
@@ -463,4 +483,7 @@ __device__ __forceinline__ void attention_body(int rows, const float* q, const i
       [&](int fold, int split, KeyRange seen) {
         block.attend_split(q, scale, scratch, fold, split, seen, slot);
       });
+  if (!block.ready) {
+    wait_for_predecessor();  // a kernel is done only when those before it are
+  }
 }

@@ -58,6 +58,24 @@ def test_accepted_spellings_are_tried_in_order(tmp_path: Path) -> None:
     assert bind(checkpoint, [WantedTensor("pre", names, (4, 8))])["pre"].name == names[1]
 
 
+def test_matrices_of_experts_are_stacked_in_the_file(tmp_path: Path) -> None:
+    name = "blk.0.ffn_down_exps.weight"
+    wanted = [WantedTensor("down", (name,), (4 * 8, 32), stacked=4)]
+    stored = {"right": (4, 8, 32), "flat": (32, 32), "other": (8, 4, 32)}
+    files = {}
+    for kind, shape in stored.items():
+        (tmp_path / kind).mkdir()
+        files[kind] = toy(tmp_path / kind, {name: shape})
+
+    assert bind(files["right"], wanted)["down"].name == name
+    for kind in ("flat", "other"):
+        text = refused(files[kind], wanted)
+        assert f"`{name}` has shape {list(stored[kind])}, wanted [4, 8, 32]" in text
+    (tmp_path / "none").mkdir()
+    text = refused(toy(tmp_path / "none", {"a": (1,)}), wanted)
+    assert "wanted shape [4, 8, 32]" in text
+
+
 def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     names: dict[str, tuple[int, ...]] = {
         "blk.0.attn_q.weight": (8, 4), "blk.1.attn_q.weight": (4, 8),

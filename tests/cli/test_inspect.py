@@ -42,7 +42,16 @@ def test_summary_of_the_31b_needs_no_weights() -> None:
     assert "drafter layers 0-2 (swa) read target layer 58 (swa)\n" in page
 
 
-@pytest.mark.parametrize(("name", "billions"), [("gemma4_31b", 30.70), ("gemma4_12b", 11.91)])
+def test_summary_of_the_26b_tells_its_experts() -> None:
+    page = " ".join(text(ROOT / "model_specs/gemma4_26b_a4b.yaml").split())
+    assert "25.23 B parameters, of which a token meets 3.82 B" in page
+    assert "moe ffn (experts 128, active 8, expert_width 704, dense_width 2112" in page
+
+
+BILLIONS = (("gemma4_31b", 30.70), ("gemma4_12b", 11.91), ("gemma4_26b_a4b", 25.23))
+
+
+@pytest.mark.parametrize(("name", "billions"), BILLIONS)
 def test_weights_list_totals_agree_with_the_published_count(name: str, billions: float) -> None:
     facts = json.loads(text(ROOT / f"model_specs/{name}.yaml", "--weights-list", "--json"))
     assert round(facts["weights"]["totals"]["target"]["parameters"] / 1e9, 2) == billions

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from memra_compiler.codegen.cuda import compile_cuda, render
 from memra_compiler.ir.types import TensorType
-from memra_compiler.ops.cuda import ARCHS, Launch
+from memra_compiler.ops.cuda import ARCHS, CudaArch, Launch
 from memra_compiler.ops.cuda_layouts import (
     a8_quantise,
     a8_reference,
@@ -20,14 +21,18 @@ from memra_compiler.ops.cuda_layouts import (
 )
 from memra_compiler.ops.cuda_linear import (
     FORMATS,
+    Geometry,
     LinearParams,
+    Work,
     embed_launches,
+    geometry,
     linear_launches,
     repack_launches,
     split_planes,
     weight_layout,
 )
 from memra_compiler.ops.formats import dequantise, random_bytes
+from memra_schedules import records
 
 HOPPER = ARCHS["sm_90a"]
 TILED = [name for name, format in FORMATS.items() if format.classes]
@@ -376,3 +381,27 @@ def test_repack_counts_its_bytes() -> None:
         launch, size = repack_launches(HOPPER, type)
         assert size == type.nbytes
         assert launch.grid[0] == math.ceil(size / FORMATS[name].unit_bytes / 4)
+
+
+@pytest.mark.parametrize("arch", [a for a in ARCHS.values() if records(a.name)], ids=str)
+def test_every_tuned_record_covers_its_matrix_and_fits(arch: CudaArch) -> None:
+    for record in records(arch.name):
+        work, g = Work(**record["work"]), Geometry(**record["geometry"])
+        units = work.inputs // FORMATS[work.format].unit_inputs
+        workers = g.splits * g.warps
+        assert (workers - 1) * g.slice_units < units <= workers * g.slice_units, record
+        assert g.stage_units <= g.slice_units, record
+        assert (g.shared_bytes(work) + 1024) * g.blocks <= arch.shared_bytes, record
+        assert g.splits == 1 or work.may_split, record
+        assert geometry(arch, work) == g, record
+
+
+def test_a_record_without_splits_also_serves_products_that_may_not_split() -> None:
+    """Matrices whose reader adds no planes once missed their record, and nobody was told."""
+    arch, tuned = HOPPER, [r for r in records("sm_90a") if r["geometry"]["splits"] == 1]
+    wanted = [Work(**r["work"]) for r in tuned if r["work"]["may_split"]]
+    own = {Work(**r["work"]) for r in tuned}
+    wanted = [w for w in wanted if replace(w, may_split=False) not in own]
+    assert wanted
+    for work in wanted:
+        assert geometry(arch, replace(work, may_split=False)) == geometry(arch, work)

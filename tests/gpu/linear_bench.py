@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 from gpu_driver import Gpu, check
-from matrices_31b import LAYER, MATRICES
+from matrices import LAYER, MATRICES
 
 from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.cuda import ARCHS, CudaArch, Launch
@@ -187,7 +187,8 @@ def launch_for(arch: CudaArch, name: str, shape: str, kind: str = "a8", **change
     m, classes = MATRICES[shape], FORMATS[name].classes
     x = TensorType((8, m.inputs), kind if kind in classes else classes[0])
     weights = [TensorType((n, m.inputs), name) for n in m.outputs]
-    (launch,) = linear_launches(arch, x, weights, (), act=m.act)
+    outs = [TensorType((8, n), "f32", "row" if m.splits else "planes1") for n in m.outputs]
+    (launch,) = linear_launches(arch, x, weights, outs, act=m.act)
     if not changes:
         return launch
     geometry = replace(launch.params.geometry, **changes)

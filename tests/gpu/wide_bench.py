@@ -14,7 +14,7 @@ import numpy as np
 from cuda.bindings import driver
 from gpu_driver import check
 from linear_bench import ROTATION_BYTES, Bench, Step
-from matrices_31b import LAYER, LAYERS, MATRICES
+from matrices import LAYER, LAYERS, MATRICES
 
 from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.cuda import ARCHS, CudaArch, Launch

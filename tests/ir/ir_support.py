@@ -14,6 +14,7 @@ weight $target.embed : q8_0[64, 32] from target "token_embd.weight" "model.embed
 weight $target.norm : f32[32] from target "output_norm.weight" at "toy.yaml":7:3
 weight $draft.freqs : f32[16] from draft "rope_freqs.weight" made ('rope_factors', 4) at "a b.yaml":9:1
 weight $draft.head : q8_0[16, 32] from draft "output.weight" of 64 rows at "toy.yaml":9:1
+weight $target.exps : q8_0[64, 32] from target "blk.0.exps" made ('ones',) stacked 4 at "toy.yaml":8:1
 
 plane @state : i32[53] rollback none
 plane @batch : i32[16] rollback none
@@ -24,7 +25,7 @@ plane @tiled : bf16[32] tiles rollback none
 program verify rows T<=4 from rows results %logits {
   %ids : i32[T<=4] = read_tokens(@batch, @state) {chain = False, limit = 4} label "target.tokens" at "toy.yaml":3:1
   %x : f32[T<=4, 32] = embed(%ids, $target.embed) {scale = 5.656854249492381} label "target.embed"
-  %y : f32[T<=4, 32] = rmsnorm(%x, $target.norm) {eps = 1e-06, size = 0} label "target.\\"norm\\"" class "f32 sum, \\"tree\\"" kernel "rmsnorm_1"
+  %y : f32[T<=4, 32] = rmsnorm(%x, $target.norm) {eps = 1e-06, size = 0, factor = 1.0} label "target.\\"norm\\"" class "f32 sum, \\"tree\\"" kernel "rmsnorm_1"
   %logits : f32[T<=4, 64] = linear(%y, $target.embed) label "target.head"
 }
 

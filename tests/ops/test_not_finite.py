@@ -22,6 +22,7 @@ from memra_compiler.ops.quantise import (
     round_reference,
     unpack,
 )
+from memra_compiler.ops.top_experts import TopExperts
 
 BAD = (np.nan, -np.nan, np.inf, -np.inf)
 X, Q = TensorType((4, 96)), TensorType((4, 96), "a8")
@@ -91,3 +92,15 @@ def test_bad_row_chooses_no_token(bad: float, format: str, to: str, tmp_path: Pa
     assert (~np.isfinite(logits[:4]).any(axis=1) == [True, False, True, False]).all()
     (choice,) = compiled(ArgMax(), (TensorType((4, 64)),), tmp_path)(4, logits)
     assert ((choice[:4] == -1) == [True, False, True, False]).all()
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_bad_row_has_no_shares_and_experts_that_exist(bad: float, tmp_path: Path) -> None:
+    x, scale = rows(bad), np.ones(96, np.float32)
+    x[2] = bad
+    op = TopExperts(5)
+    got = compiled(op, (X, TensorType((96,))), tmp_path)(4, x, scale)
+    for (experts, shares), kind in ((got, "kernel"), (op.reference(4, x, scale), "reference")):
+        assert (experts[[0, 2]] == np.arange(5)).all(), kind
+        assert np.isnan(shares[[0, 2]]).all(), kind
+        np.testing.assert_allclose(shares[[1, 3]].sum(axis=1), 1, rtol=1e-6)

@@ -11,6 +11,7 @@ import pytest
 from pass_support import SPECS, TINY, read
 
 from memra_compiler.compile import CompileOptions, load, lower
+from memra_compiler.ir.errors import OpError
 from memra_compiler.ir.graph import Module
 from memra_compiler.ir.types import Sym, TensorType
 from memra_compiler.ops import cuda_linear
@@ -188,3 +189,30 @@ def test_geometry_that_does_not_differ_is_accepted(
     wide_tiles("stages", 2)
     module = pipeline(TINY, "cuda:sm_90a", 9)
     assert layouts(module, "verify") == layouts(module, "plain_step")
+
+
+EARLY = """\
+module toy
+weight $t : q8_0[64, 64] from target "t"
+plane @state : i32[53] rollback none
+plane @batch : i32[16] rollback none
+plane @k : f16[1, 128, 64] rollback truncate
+plane @v : f16[1, 128, 64] rollback truncate
+program verify rows T<=6 from rows {
+  %ids : i32[T<=6] = read_tokens(@batch, @state) {chain = False, limit = 6} label "ids"
+ENDS
+  %q : f32[T<=6, 64] = embed(%ids, $t) {scale = 1.0} label "q"
+LATE
+  %y : f32[T<=6, 64] = attention(%q, %ends, @k, @v) {scale = 1.0, span = 0, to = "f32"} label "y"
+}
+"""
+ENDS = '  %ends : i32[T<=6] = positions(@state) {kind = "ends", limit = 6} label "ends"'
+
+
+def test_what_attention_reads_early_is_settled_before() -> None:
+    """The kernel reads ends and old rows while its predecessor runs, so embed waits for them."""
+    early = EARLY.replace("ENDS", ENDS).replace("LATE\n", "")
+    assign_layouts(replace(read(early), target="cuda:sm_90a"))
+    late = EARLY.replace("ENDS\n", "").replace("LATE", ENDS)
+    with pytest.raises(OpError, match="y: %ends is read early, and nothing settles it before"):
+        assign_layouts(replace(read(late), target="cuda:sm_90a"))

@@ -235,6 +235,22 @@ REFUSED = {
         ("y",),
         ["rmsnorm", "add"],
     ),
+    "a norm times a factor": (
+        """\
+  %n : f32[T<=3, 64] = rmsnorm(%x, $norm) {eps = 1e-06, size = 0, factor = 0.125} label "n"
+  %y : f32[T<=3, 64] = add(%x, %n) label "y"
+""",
+        ("y",),
+        ["rmsnorm", "add"],
+    ),
+    "rows rounded after a norm times a factor": (
+        """\
+  %n : f32[T<=3, 64] = rmsnorm(%x, $norm) {eps = 1e-06, size = 0, factor = 0.125} label "n"
+  %q : bf16[T<=3, 64] = quantise(%n) {to = 'bf16'} label "q"
+""",
+        ("q",),
+        ["rmsnorm", "quantise"],
+    ),
 }
 
 

@@ -8,22 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
+from short_context import CHUNK, CONTEXT, DEPTH, RING, WINDOW
 
-from memra_compiler.compile import CompileOptions, compile_spec
 from memra_runtime.artifact import slot
 from memra_runtime.errors import MemraError
-from memra_runtime.model import Model, load_model
+from memra_runtime.model import Model
 from memra_runtime.session import Policy, Session
+from tiny_pair import TINY_SPEC
 
-TINY = Path(__file__).parent.parent.parent / "model_specs" / "tiny"
-#: A short context, so that its end is reached, and deeper rounds than the bundled spec has.
-CONTEXT, DEPTH, WINDOW, CHUNK = 304, 7, 128, 8
-RING = WINDOW + CHUNK
-OVERRIDES = {"runtime.max_context": str(CONTEXT), "round.depth.max": str(DEPTH)}
 #: Prompt lengths on both sides of every edge.
 LENGTHS = (
     *(1, 2, 3, CHUNK - 1, CHUNK, CHUNK + 1, CHUNK + 2, 2 * CHUNK, 2 * CHUNK + 1, 40),
@@ -32,15 +27,6 @@ LENGTHS = (
     *(200, 2 * RING - 1, 2 * RING, 2 * RING + 1, 2 * RING + 9),
 )
 LONGEST_ANSWER = 24
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Model:
-    folder = tmp_path_factory.mktemp("short") / "tiny.cpu.memra"
-    options = CompileOptions(overrides=OVERRIDES, cache=kernel_cache)
-    compile_spec(TINY / "gemma4_tiny.yaml", folder, options)
-    target, draft = TINY / "gemma4-tiny-q8_0.gguf", TINY / "gemma4-tiny-assistant-q8_0.gguf"
-    return load_model(folder, target, draft)
 
 
 @dataclass(frozen=True)
@@ -67,7 +53,7 @@ def plain(model: Model, ids: list[int], tokens: int) -> list[int]:
 def prompts(model: Model) -> list[Prompt]:
     """One prompt of each length: documentation text, or tokens at random."""
     rng = np.random.default_rng(11)
-    text = model.tokenizer.encode((TINY / "gemma4_tiny.yaml").read_text(encoding="utf-8"))
+    text = model.tokenizer.encode(TINY_SPEC.read_text(encoding="utf-8"))
     found = []
     for i, length in enumerate(LENGTHS):
         start = int(rng.integers(0, max(1, len(text) - length)))

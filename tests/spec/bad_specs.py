@@ -124,7 +124,7 @@ BAD = [
     edit("unknown_drafter", "kind: chained", "kind: chain", "unknown-kind@50:9"),
     edit("drafter_without_kind", "kind: chained", "kynd: chained", "missing-field@49:1"),
     # --- not supported yet ---
-    edit("moe", "ffn: {gated: {width: 1024, act: gelu_tanh}}", "ffn: {moe: {experts: 8}}",
+    edit("mla", "ffn: {gated: {width: 1024, act: gelu_tanh}}", "ffn: {mla: {ranks: 8}}",
          "not-supported@31:13"),
     edit("nextn", "kind: chained", "kind: nextn", "not-supported@50:9"),
     edit("sampled", "accept: greedy", "accept: sampled", "not-supported@95:11"),

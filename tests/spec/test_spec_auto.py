@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bad_specs import GOOD, ROOT
-from spec_fakes import TINY, bundled, config_31b, copy_of
+from spec_fakes import TINY, FakeTensor, bundled, config_31b, copy_of
 
 from memra_compiler.spec import Checkpoints, Spec, load_spec
 from memra_runtime.checkpoint import open_checkpoint
@@ -215,7 +216,6 @@ def test_swapped_files_are_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "what"),
     [
-        ("gemma4__expert_count", "mixture-of-experts layers"),
         ("gemma4__embedding_length_per_layer_input", "per-layer embeddings"),
         ("gemma4__attention__shared_kv_layers", "layers that share keys and values"),
     ],
@@ -227,6 +227,71 @@ def test_variants_that_are_not_supported_yet(tmp_path: Path, key: str, what: str
 
     assert f"error[not-supported]: this checkpoint has {what}, which are not supported yet" in text
     assert key.replace("__", ".") in text
+
+
+def moe_files(**changes: Any) -> Checkpoints:
+    """The bundled target, as if its layers had four experts of which a row meets two."""
+    tensors = {
+        f"blk.{i}.{name}": FakeTensor(f"blk.{i}.{name}", shape)
+        for i in range(6)
+        for name, shape in {
+            "ffn_gate_inp.weight": (4, 256),
+            "ffn_gate_exps.weight": (4, 64, 256),
+            "ffn_down_exps.weight": (4, 256, 64),
+        }.items()
+    }
+    keys = {"gemma4__expert_count": 4, "gemma4__expert_used_count": 2, **changes}
+    target = copy_of("gemma4-tiny-q8_0.gguf", **keys)
+    target.tensors.update(tensors)
+    return Checkpoints(target=target, drafter=bundled().drafter)
+
+
+def with_experts(fields: str) -> str:
+    """The good spec, its target's layers having experts."""
+    gated = "ffn: {gated: {width: 1024, act: gelu_tanh}}"
+    return GOOD.replace(gated, f"ffn: {{moe: {{{fields}, act: gelu_tanh}}}}")
+
+
+def test_experts_are_read_from_keys_and_tensors(tmp_path: Path) -> None:
+    fields = "experts: auto, active: auto, expert_width: auto, dense_width: auto, gate_up: auto"
+
+    spec = load(tmp_path, with_experts(fields), moe_files())
+
+    ffn = spec.target.layer_kinds["full"].ffn
+    assert ffn.model_dump() == {
+        "experts": 4, "active": 2, "expert_width": 64, "dense_width": 1024, "act": "gelu_tanh",
+        "gate_up": "split",
+    }  # fmt: skip
+
+
+def test_experts_that_the_weights_contradict(tmp_path: Path) -> None:
+    fields = "experts: 4, active: 3, expert_width: 32, dense_width: 1024"
+
+    text = report(tmp_path, with_experts(fields), moe_files())
+
+    assert "active` is 3 in the spec, but 2 in the weights" in text
+    assert "2 comes from `gemma4.expert_used_count` of fake.gguf" in text
+    assert "expert_width` is 32 in the spec, but 64 in the weights" in text
+    assert "gate_up` is fused in the spec, but split in the weights" in text
+
+
+def test_a_feed_forward_part_of_another_kind(tmp_path: Path) -> None:
+    fields = "experts: 4, active: 2, expert_width: 64, dense_width: 1024"
+
+    dense = report(tmp_path, with_experts(fields), bundled())
+    experts = report(tmp_path, GOOD, moe_files())
+
+    assert "the layers of kind `swa` have no experts in the weights" in dense
+    assert "must be `gated`" in dense
+    assert "the layers of kind `full` have experts beside a dense branch in the weights" in experts
+    assert "hint: see `gemma4.expert_count` of fake.gguf" in experts
+
+
+def test_no_row_meets_more_experts_than_there_are(tmp_path: Path) -> None:
+    text = report(tmp_path, with_experts(
+        "experts: 4, active: 5, expert_width: 64, dense_width: 1024"), Checkpoints())  # fmt: skip
+
+    assert "a row cannot meet 5 of 4 experts" in text
 
 
 def test_older_spelling_of_a_drafter(tmp_path: Path) -> None:

@@ -10,17 +10,27 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from memra_compiler.layers.attention import AttentionParams
-from memra_compiler.layers.gated_ffn import GatedFfnParams
 from memra_compiler.layers.params import Path, Problem
 from memra_compiler.spec.archs.gemma_family import LayerFacts, Reader, activation, stack_facts
-from memra_compiler.spec.archs.gemma_names import LAYER_NAMES, NAMES, spell, spelled
+from memra_compiler.spec.archs.gemma_ffn import (
+    dense_width,
+    experts_expected,
+    ffn_facts,
+    wrong_ffns,
+)
+from memra_compiler.spec.archs.gemma_names import (
+    EXPERT_NAMES,
+    LAYER_NAMES,
+    NAMES,
+    spell,
+    spelled,
+)
 from memra_compiler.spec.archs.table import CheckpointLike, Expected, Fact, Facts, names_for
 
 if TYPE_CHECKING:
     from memra_compiler.spec.model import Spec
 
 _UNSUPPORTED = (
-    ("expert_count", "num_experts", "mixture-of-experts layers"),
     ("embedding_length_per_layer_input", "hidden_size_per_layer_input", "per-layer embeddings"),
     ("attention.shared_kv_layers", "num_kv_shared_layers", "layers that share keys and values"),
 )
@@ -33,7 +43,7 @@ class Gemma4:
     names = ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text")
     section = "target"
     roles = tuple(NAMES)
-    layer_roles = tuple(LAYER_NAMES)
+    layer_roles = (*LAYER_NAMES, *EXPERT_NAMES)
 
     def __init__(self) -> None:
         self._names = spelled(self.layer_roles)
@@ -71,6 +81,7 @@ class Gemma4:
             return self._layer_facts(reader, index, layer)
 
         stack_facts(found, "target", section, AttentionParams.kind, reader.layers(), per_layer)
+        found.problems += wrong_ffns(section, found)
         return found
 
     def _model_facts(self, found: Facts, reader: Reader) -> None:
@@ -111,8 +122,7 @@ class Gemma4:
             (*mixer, "v_norm"): Fact("unit", arch),
             (*mixer, "value_from"): own_v and Fact("own" if own_v.value else "key", own_v.origin),
             **rope_facts((*mixer, "rope"), reader, layer, arch),
-            ("ffn", GatedFfnParams.kind, "width"): layer.ffn_width,
-            ("ffn", GatedFfnParams.kind, "act"): activation(reader, self.name),
+            **ffn_facts(reader, index, layer, activation(reader, self.name)),
         }
 
     def expected(self, spec: Spec) -> list[Expected]:
@@ -143,6 +153,7 @@ class Gemma4:
                 ("target", "layers"),
             ),
             *layer_expected("gemma4.", "target", spec),
+            *experts_expected(spec),
         ]
         kv = [
             mixer.kv_heads
@@ -226,7 +237,7 @@ def layer_expected(prefix: str, section: str, spec: Spec) -> list[Expected]:
         ),
         Expected(
             (f"{prefix}feed_forward_length", "intermediate_size"),
-            [kind.ffn.width for kind in kinds if isinstance(kind.ffn, GatedFfnParams)],
+            [width for kind in kinds if (width := dense_width(kind.ffn)) is not None],
             declared,
         ),
     ]

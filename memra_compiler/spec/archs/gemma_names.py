@@ -28,6 +28,19 @@ LAYER_NAMES = {
     "post_ffw_norm": ("post_ffw_norm.weight", "post_feedforward_layernorm.weight"),
     "out_scale": ("layer_output_scale.weight", "layer_scalar"),
 }
+#: Of a target's layers with experts, beside a dense branch that has the names above.
+EXPERT_NAMES = {
+    "router": ("ffn_gate_inp.weight", "router.proj.weight"),
+    "router_norm": ("ffn_gate_inp.scale", "router.scale"),
+    "expert_scale": ("ffn_down_exps.scale", "router.per_expert_scale"),
+    "gate_up_exps": ("ffn_gate_up_exps.weight", "experts.gate_up_proj"),
+    "gate_exps": ("ffn_gate_exps.weight",),
+    "up_exps": ("ffn_up_exps.weight",),
+    "down_exps": ("ffn_down_exps.weight", "experts.down_proj"),
+    "post_ffw_norm_1": ("post_ffw_norm_1.weight", "post_feedforward_layernorm_1.weight"),
+    "pre_ffw_norm_2": ("pre_ffw_norm_2.weight", "pre_feedforward_layernorm_2.weight"),
+    "post_ffw_norm_2": ("post_ffw_norm_2.weight", "post_feedforward_layernorm_2.weight"),
+}
 _HF_PREFIXES = ("model.", "model.language_model.", "language_model.model.")
 
 
@@ -49,5 +62,6 @@ def spell(names: tuple[str, ...], layer: bool) -> tuple[str, ...]:
 def spelled(layer_roles: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     """Return every spelling of the shared roles, with `{i}` for the layer number."""
     found = {role: spell(names, layer=False) for role, names in NAMES.items()}
-    found.update({role: spell(LAYER_NAMES[role], layer=True) for role in layer_roles})
+    layer_names = LAYER_NAMES | EXPERT_NAMES
+    found.update({role: spell(layer_names[role], layer=True) for role in layer_roles})
     return found

@@ -1,8 +1,9 @@
 """Bytes and operations of a program at the rows and the context it is timed with.
 
 The manifest states both at the largest row count and a full context. `verify` is the plain step on
-more rows, so its cost between one row and the largest is a straight line between the two. Of a
-cache, only the rows that are visible at the measured context are read.
+more rows, so its cost between one row and the largest is a straight line between the two, but for
+experts: no more can be read than there are. Of a cache, only the rows that are visible at the
+measured context are read.
 """
 
 from __future__ import annotations
@@ -66,6 +67,17 @@ def readers(manifest: Manifest, section: str) -> Iterator[Reader]:
             yield Reader(found, mixer["heads"], mixer["head_dim"], span)
 
 
+def experts_read(manifest: Manifest, rows: int) -> int:
+    """Bytes of the target's experts that `rows` rows can touch, as the manifest counts them."""
+    total, target = 0, manifest.spec["target"]
+    for weight in manifest.weights:
+        if weight.stacked and weight.source == "target":
+            kind = target["layers"][int(weight.id.split(".")[2])]
+            (ffn,) = target["layer_kinds"][kind]["ffn"].values()
+            total += weight.bytes // weight.stacked * min(rows * ffn["active"], weight.stacked)
+    return total
+
+
 def cost(manifest: Manifest, name: str, rows: int, context: int) -> Cost:
     """Cost of program `name` at `rows` rows with `context` committed tokens."""
     entry = program(manifest, name)
@@ -73,8 +85,9 @@ def cost(manifest: Manifest, name: str, rows: int, context: int) -> Cost:
     if name == "verify" and rows < entry.rows:
         one = program(manifest, "plain_step")
         share = (rows - 1) / (entry.rows - 1)
+        least, most, ours = (experts_read(manifest, n) for n in (1, entry.rows, rows))
         total = Cost(
-            round(one.bytes + share * (entry.bytes - one.bytes)),
+            ours + round(one.bytes - least + share * (entry.bytes - most - one.bytes + least)),
             round(one.flops + share * (entry.flops - one.flops)),
         )
     if name not in _SECTIONS:

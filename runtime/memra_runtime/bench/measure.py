@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from memra_runtime.artifact import Manifest
-from memra_runtime.model import available_memory
+from memra_runtime.device.memory import available_memory
 
 _MIB = 1 << 20
 

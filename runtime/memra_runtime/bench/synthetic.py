@@ -22,6 +22,7 @@ from memra_runtime.model import (
     make_weight,
     plan_memory,
     refuse_memory,
+    stored_floats,
 )
 
 #: Typical size of a weight.
@@ -65,7 +66,7 @@ def synthetic_weights(entries: Sequence[WeightEntry]) -> list[npt.NDArray[np.uin
             return make_weight(entry)
         if len(entry.shape) > 1:
             return pools[entry.format][: entry.bytes]
-        return _floats(np.ones(entry.shape, np.float32), entry.format)
+        return stored_floats(np.ones(entry.shape, np.float32), entry.format)
 
     return [one(entry) for entry in entries]
 
@@ -74,7 +75,7 @@ def _pool(rng: np.random.Generator, format: str, size: int) -> npt.NDArray[np.ui
     elements, block = BLOCKS[format]
     count = min(_BLOCKS, -(-size // block))
     if elements == 1:
-        blocks = _floats(rng.normal(0, WEIGHT, count).astype(np.float32), format)
+        blocks = stored_floats(rng.normal(0, WEIGHT, count).astype(np.float32), format)
     else:
         raw = rng.integers(0, 256, (count, block), np.uint8)
         at, most = _SCALES[format]
@@ -85,10 +86,3 @@ def _pool(rng: np.random.Generator, format: str, size: int) -> npt.NDArray[np.ui
             raw[:, 192:208] = 64
         blocks = raw.reshape(-1)
     return np.resize(blocks, size)
-
-
-def _floats(values: npt.NDArray[np.float32], format: str) -> npt.NDArray[np.uint8]:
-    """Floats as a format stores them."""
-    if format == "bf16":
-        return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
-    return values.astype({"f16": np.float16, "f32": np.float32}[format]).view(np.uint8)

@@ -23,7 +23,9 @@ def check_trim(rig: Rig, tally: Tally, sequence: str = "round") -> None:
     trim = rig.model.trim
     if trim is None:
         raise NotApplicable("the drafter's head holds every token")
-    rig.learn_runs(rig.prompts, PLACES)  # so that learned rows are among those that move
+    rig.learn_runs(
+        rig.prompts, PLACES + rig.cap + 1
+    )  # so that learned rows are among those that move
     before = _drafts(rig, sequence)
     order = list(range(trim.used))[::-1]
     trim.permute(order)

@@ -23,7 +23,8 @@ class WantedTensor:
     `names` are spellings of this same tensor in the files we know, the best first; they are not
     fallbacks: a file that has two of them is refused (for a head that may be tied to the
     embedding, want `output.weight` as optional). `format` None accepts any supported one.
-    Two ids may want the same tensor.
+    Two ids may want the same tensor. If `stacked` is not 0, the file keeps so many matrices apart
+    by a first dimension of its own, which `shape` has along the rows.
     """
 
     id: str
@@ -31,6 +32,14 @@ class WantedTensor:
     shape: tuple[int, ...]
     format: str | None = None
     optional: bool = False
+    stacked: int = 0
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape of the tensor in the file."""
+        if not self.stacked:
+            return self.shape
+        return (self.stacked, self.shape[0] // self.stacked, *self.shape[1:])
 
 
 @dataclass(frozen=True)
@@ -118,9 +127,10 @@ def bind(
 
 
 def _mismatch(want: WantedTensor, info: TensorInfo) -> Iterable[tuple[str, str, str]]:
-    if info.shape != want.shape:
-        what = f"`{info.name}` has shape {list(info.shape)}, wanted {list(want.shape)}"
-        if tuple(reversed(info.shape)) == want.shape:
+    shape = want.stored_shape
+    if info.shape != shape:
+        what = f"`{info.name}` has shape {list(info.shape)}, wanted {list(shape)}"
+        if tuple(reversed(info.shape)) == shape:
             what += " (transposed)"
         yield "tensor-shape", info.name, what
     if want.format is not None and info.format != want.format:
@@ -136,7 +146,7 @@ def _missing(
 ) -> Iterable[Diagnostic]:
     groups: dict[tuple[str, tuple[int, ...]], list[WantedTensor]] = defaultdict(list)
     for want in missing:
-        groups[_pattern(want.names[0]), want.shape].append(want)
+        groups[_pattern(want.names[0]), want.stored_shape].append(want)
     for index, ((_, shape), wants) in enumerate(groups.items()):
         if index == _SHOWN:
             rest = sum(len(group) for group in list(groups.values())[_SHOWN:])

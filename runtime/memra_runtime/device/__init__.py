@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memra_runtime.artifact import Manifest
+from memra_runtime.device.memory import Kept, Spans
 
 #: Told bytes done and bytes in all, before the first weight is copied to a device and after each.
 Progress = Callable[[int, int], None]
@@ -30,6 +31,10 @@ class Device(Protocol):
     """
 
     manifest: Manifest
+    #: Tells the loaded weights from others (`weights_fingerprint`).
+    weights_id: str
+    #: Texts begun since loading, by which a session knows whether the planes still hold its own.
+    texts: int
     #: Tokens of a burst at most: where rounds cannot repeat on the device itself, one round's.
     burst_tokens: int
     #: The device block as the host sees it between launches.
@@ -75,3 +80,15 @@ class Device(Protocol):
 
     def memory(self) -> int:
         """Bytes held on the device."""
+
+    def free(self) -> int | None:
+        """Bytes that could still be allocated there; None where it is not known."""
+
+    def another(self) -> Device:
+        """A device with an arena of its own, over the same weights and code."""
+
+    def keep(self, spans: Spans) -> Kept:
+        """Copy parts of the arena aside, on the device; only between launches."""
+
+    def put_back(self, spans: Spans, kept: Kept) -> None:
+        """Write what was kept, here or on another device of the same artifact."""

@@ -6,6 +6,7 @@ the data pointers are read.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,13 @@ import tvm_ffi
 
 from memra_runtime.artifact import LIBRARY, Manifest, PlaneEntry, ValueEntry, slot
 from memra_runtime.device import DTYPES
+from memra_runtime.device.memory import (
+    HostBytes,
+    Kept,
+    Spans,
+    available_memory,
+    weights_fingerprint,
+)
 
 #: Size of a DLTensor in 64-bit words; the data pointer is the first.
 _DLTENSOR_WORDS = 6
@@ -53,15 +61,20 @@ class CpuDevice:
         table = np.zeros((len(weights), _DLTENSOR_WORDS), np.uint64)
         table[:, 0] = [w.ctypes.data for w in weights]
         self._table = table
-        raw = np.zeros(manifest.arena_bytes + _ALIGN, np.uint8)
-        start = -raw.ctypes.data % _ALIGN
-        self._arena = raw[start : start + manifest.arena_bytes]
+        self.weights_id = weights_fingerprint(manifest, weights)
         self._module = load_library(folder / LIBRARY)
         self._functions: dict[str, Any] = {}
-        self._arguments = tuple(ctypes.c_void_p(a.ctypes.data) for a in (self._arena, table))
-        self._planes = {p.id: self._view(p) for p in manifest.planes}
+        self._make_arena()
+
+    def _make_arena(self) -> None:
+        size = self.manifest.arena_bytes
+        raw = np.zeros(size + _ALIGN, np.uint8)
+        start = -raw.ctypes.data % _ALIGN
+        self._arena = raw[start : start + size]
+        self._arguments = tuple(ctypes.c_void_p(a.ctypes.data) for a in (self._arena, self._table))
+        self._planes = {p.id: self._view(p) for p in self.manifest.planes}
         self.state: npt.NDArray[np.int32] = self._planes["state"]
-        self.launches = 0
+        self.launches = self.texts = 0
 
     def _view(self, place: PlaneEntry | ValueEntry) -> npt.NDArray[Any]:
         dtype = np.dtype(DTYPES[place.dtype])
@@ -119,3 +132,24 @@ class CpuDevice:
     def memory(self) -> int:
         """Bytes of the arena."""
         return len(self._arena)
+
+    def free(self) -> int | None:
+        """What this machine has left."""
+        return available_memory()
+
+    def another(self) -> CpuDevice:
+        """A device with an arena of its own, over the same weights and library."""
+        twin = copy.copy(self)
+        twin._make_arena()
+        return twin
+
+    def keep(self, spans: Spans) -> HostBytes:
+        """Copy parts of the arena aside."""
+        return HostBytes(np.concatenate([self._arena[at : at + size] for at, size in spans]))
+
+    def put_back(self, spans: Spans, kept: Kept) -> None:
+        """Write what was kept, here or elsewhere."""
+        data, at = kept.bytes(), 0
+        for offset, size in spans:
+            self._arena[offset : offset + size] = data[at : at + size]
+            at += size

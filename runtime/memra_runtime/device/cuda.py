@@ -8,7 +8,9 @@ the mirror as often as it likes.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from memra_runtime.device.cuda_driver import (
 )
 from memra_runtime.device.cuda_loop import can_loop, capture_burst
 from memra_runtime.device.cuda_upload import RowWriter, upload_weights
+from memra_runtime.device.memory import Kept, Spans, weights_fingerprint
 from memra_runtime.errors import fail
 
 #: Tokens of a burst at most: what an interrupted run has to wait for.
@@ -75,6 +78,17 @@ class DevicePlane:
         return list(self._device.download(self._place).tolist())
 
 
+@dataclass(frozen=True)
+class DeviceBytes:
+    """Kept bytes that lie on the GPU."""
+
+    memory: Memory
+
+    def bytes(self) -> npt.NDArray[np.uint8]:
+        """A copy of them on the host."""
+        return self.memory.read(0, np.empty(self.memory.size, np.uint8))
+
+
 class CudaDevice:
     """Runs an artifact's programs on a GPU. Planes read and write like those of the CPU device."""
 
@@ -97,8 +111,10 @@ class CudaDevice:
         self.burst_tokens = BURST_TOKENS if self.loops else 1
         self._modules = Modules()
         self._functions = self._load(folder)
+        self._places = {p.id: p for p in manifest.planes}
+        self.weights_id = weights_fingerprint(manifest, weights)
+        # the arena first: should there be no room, it is known before gigabytes are uploaded
         self._arena = Memory(manifest.arena_bytes, "allocating the arena")
-        self._arena.fill(0)
         self._weights, self._addresses = upload_weights(
             manifest, weights, self._functions, self.context, self.stream, progress
         )
@@ -107,12 +123,17 @@ class CudaDevice:
             self._row_writer = RowWriter(
                 manifest, self._addresses, self._functions, self.context, self.stream
             )
+        self._use_arena(self._arena)
+
+    def _use_arena(self, arena: Memory) -> None:
+        """Bind programs, mirror and counts to an arena; graphs are captured as they are needed."""
+        self._arena = arena
+        arena.fill(0)
         self._programs = {
             name: [self._bind(entry) for entry in entries]
-            for name, entries in manifest.launches.items()
+            for name, entries in self.manifest.launches.items()
         }
         self._graphs: dict[tuple[str, int], Graph] = {}
-        self._places = {p.id: p for p in manifest.planes}
         last = self._places[MIRRORED[-1]]
         self._mirror_bytes = last.offset + int(np.prod(last.shape)) * 4
         self._mirror = PinnedBuffer(self._mirror_bytes)
@@ -120,8 +141,7 @@ class CudaDevice:
         self._running = ""
         self._end = Event()
         #: Graph launches and host reads since loading: what a round costs the host.
-        self.launches = 0
-        self.reads = 0
+        self.launches = self.reads = self.texts = 0
 
     def _check_capability(self) -> None:
         """Refuse a GPU of another architecture than the code was compiled for."""
@@ -218,6 +238,42 @@ class CudaDevice:
     def memory(self) -> int:
         """Bytes held on the device."""
         return self._arena.size + self._weights.size
+
+    def free(self) -> int | None:
+        """What the GPU has left."""
+        return self.context.free_memory()
+
+    def another(self) -> CudaDevice:
+        """A device with an arena of its own, over the same weights, kernels and stream.
+
+        One stream: what two devices queue runs one after the other, as on one.
+        """
+        twin = copy.copy(self)
+        twin._use_arena(Memory(self.manifest.arena_bytes, "allocating another arena"))
+        return twin
+
+    def keep(self, spans: Spans) -> DeviceBytes:
+        """Copy parts of the arena aside, on the GPU."""
+        kept = DeviceBytes(Memory(sum(size for _, size in spans), "keeping a text"))
+        at = kept.memory.address
+        for offset, size in spans:
+            self.stream.copy(at, self._arena.address + offset, size)
+            at += size
+        self.stream.wait("keeping a text")
+        return kept
+
+    def put_back(self, spans: Spans, kept: Kept) -> None:
+        """Write what was kept, on this GPU or elsewhere."""
+        self.stream.wait()
+        source = kept.memory.address if isinstance(kept, DeviceBytes) else kept.bytes()
+        at = 0
+        for offset, size in spans:
+            if isinstance(source, int):
+                self.stream.copy(self._arena.address + offset, source + at, size)
+            else:
+                self._arena.write(offset, source[at : at + size])
+            at += size
+        self.stream.wait("putting a text back")
 
     def kernels(self, program: str) -> list[Kernel]:
         """The bound kernels of a program, in launch order (for benches)."""

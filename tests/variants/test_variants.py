@@ -1,0 +1,82 @@
+"""Every variant of gemma4 against transformers, in float32 on its bf16 weights, on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from variant_models import DRAFTS, PROMPT, VARIANTS
+from variant_support import (
+    Files,
+    Golden,
+    check_first_round,
+    check_greedy,
+    check_rows,
+    check_speculative_text,
+    compile_variant,
+    read_golden,
+    write_files,
+)
+
+from memra_runtime.device import Device
+
+NAMES = ("31b", "12b", "26b")
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def golden(request: pytest.FixtureRequest) -> Golden:
+    return read_golden(request.param)
+
+
+@pytest.fixture(scope="module")
+def files(golden: Golden, tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return write_files(golden.variant.name, tmp_path_factory.mktemp(golden.variant.name))
+
+
+@pytest.fixture(scope="module")
+def device(
+    golden: Golden, files: Files, tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path
+) -> Device:
+    folder = tmp_path_factory.mktemp("variant") / "v.cpu.memra"
+    return compile_variant(golden.variant.name, files, folder, kernel_cache)
+
+
+@pytest.mark.parametrize("width", [1, 6])
+def test_rows_equal_transformers(device: Device, golden: Golden, width: int) -> None:
+    check_rows(device, golden, width)
+
+
+def test_greedy_text_equals_transformers(device: Device, golden: Golden) -> None:
+    check_greedy(device, golden)
+
+
+def test_first_drafts_equal_transformers(device: Device, golden: Golden) -> None:
+    check_first_round(device, golden)
+
+
+def test_speculative_text_is_the_plain_text(device: Device, golden: Golden) -> None:
+    check_speculative_text(device, golden.ids[:PROMPT], range(1, DRAFTS + 1))
+
+
+def test_suppressed_tokens_would_have_won() -> None:
+    """The 12B golden shows suppression only if the argmax alone is one of the listed tokens."""
+    golden = read_golden("12b")
+    best = golden.arrays["logits"][PROMPT - 1 : -1].argmax(axis=1)
+    assert np.isin(best, VARIANTS["12b"].suppress).any()
+    assert best.tolist() != golden.greedy
+
+
+@pytest.mark.parametrize("activations", ["int8", "bf16"])
+def test_other_numeric_classes_keep_the_text(
+    activations: str,
+    files: Files,
+    golden: Golden,
+    tmp_path: Path,
+    kernel_cache: Path,
+) -> None:
+    overrides = {"runtime.activations": activations, "runtime.kv": "q8_0"}
+    device = compile_variant(
+        golden.variant.name, files, tmp_path / "v.cpu.memra", kernel_cache, overrides
+    )
+    check_speculative_text(device, golden.ids[:PROMPT], (DRAFTS,))
