@@ -14,7 +14,7 @@ import numpy as np
 
 from memra_compiler.ir.types import Sym, TensorType
 from memra_compiler.ops.argmax import emit_best
-from memra_compiler.ops.base import Array, Op, Operand, Sample, expect, fixed, op
+from memra_compiler.ops.base import Array, Cost, Op, Operand, Sample, expect, fixed, op
 from memra_compiler.ops.cuda import CudaArch, Launch
 from memra_compiler.ops.emit import LANES, Buffer, Kernel
 
@@ -113,6 +113,9 @@ class TokenOfRow(Op):
 
     def numeric_class(self, *types: TensorType) -> str:
         return "integer"
+
+    def cost(self, rows: int, *types: TensorType) -> Cost:
+        return Cost(12 * rows, 0)
 
     def lower_cpu(self, k: Kernel, *buffers: Buffer) -> None:
         rows, ids, out = buffers
