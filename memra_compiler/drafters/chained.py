@@ -15,6 +15,7 @@ from memra_compiler.layers.build import ProgramBuilder
 from memra_compiler.layers.params import Params, Problem, Seq, param
 from memra_compiler.ops.activation import Concat
 from memra_compiler.ops.chain import DraftToken
+from memra_compiler.ops.confidence import Confidence, WeighDraft
 from memra_compiler.ops.embed import Embed
 from memra_compiler.ops.norm import RMSNorm
 from memra_compiler.ops.state import Positions, ReadRow, ReadTokens, WriteRows
@@ -100,8 +101,14 @@ class ChainedParams(DrafterParams):
             x = self.layer_kinds[kind].build(layer, x)
         norm = module.weight("drafter", "output_norm", (self.width,), "norm")
         x = b.one(RMSNorm(self.norm_eps), x, norm, label="drafter.output_norm")
-        choice = self.head.choose(b, place, x, self.width)
-        b.emit(DraftToken(), choice, state, place.forced, batch, label="drafter.draft")
+        chosen = self.head.choose(b, place, x, self.width)
+        b.emit(DraftToken(), chosen.token, state, place.forced, batch, label="drafter.draft")
+        if place.weighs:
+            at = ("round", "confidence")
+            what = (chosen.logits, chosen.row, *chosen.used)
+            sure = b.one(Confidence(), *what, label="drafter.confidence", path=at)
+            b.keep(sure)
+            b.emit(WeighDraft(), sure, state, label="drafter.weigh", path=at)
         via = ("drafter", "carry", "via")
         weight = module.weight("drafter", self.carry.via, (width, self.width), "matrix", path=via)
         carry = b.linear(x, weight, label="drafter.post_projection", path=via)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from memra_compiler.layers.base import DraftHead
@@ -18,6 +19,19 @@ if TYPE_CHECKING:
 
 #: The weight that holds the rows of a trimmed head.
 TRIMMED_HEAD = "drafter.trimmed_head"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a head has chosen: a token, and the row of the logits that stands for it.
+
+    `used` holds the plane that counts the rows in use, where not all are.
+    """
+
+    token: str
+    logits: str
+    row: str
+    used: tuple[str, ...] = ()
 
 
 class HeadTrim(Params):
@@ -120,8 +134,8 @@ class TrimmableHead(DraftHead):
             return HeadEntry(TRIMMED_HEAD, self.map.rows, 0, map_names, self.map.kind)
         return HeadEntry(TRIMMED_HEAD, ranked, self.trim.spare) if self.trim else None
 
-    def choose(self, b: ProgramBuilder, place: DraftPlace, x: str, width: int) -> str:
-        """Emit the head for the normed hidden state `x [1, width]`; returns the drafted token."""
+    def choose(self, b: ProgramBuilder, place: DraftPlace, x: str, width: int) -> Chosen:
+        """Emit the head for the normed hidden state `x [1, width]`."""
         at = ("drafter", "head")
         section = "target" if self.table == "target" else "drafter"
         tied = place.target_head_tied if section == "target" else self.tied
@@ -137,8 +151,10 @@ class TrimmableHead(DraftHead):
         if self.softcap is not None:
             logits = b.one(SoftCap(self.softcap), logits, label="drafter.softcap", path=at)
         if not kept:
-            return b.one(ArgMax(), logits, label="drafter.choice", path=at)
+            choice = b.one(ArgMax(), logits, label="drafter.choice", path=at)
+            return Chosen(choice, logits, choice)
         used = b.module.plane(HEAD_ROWS, (1,), "i32")
         ids = b.module.plane(HEAD_IDS, (rows,), "i32")
         row = b.one(BestRow(), logits, used, label="drafter.row", path=at)
-        return b.one(TokenOfRow(), row, ids, label="drafter.choice", path=at)
+        choice = b.one(TokenOfRow(), row, ids, label="drafter.choice", path=at)
+        return Chosen(choice, logits, row, (used,))

@@ -96,7 +96,8 @@ class _Rounds:
         for name, plain in (("begin", False), ("begin_plain", True)):
             b = ProgramBuilder(self.module, name)
             source = "?target.hidden_post_norm"
-            b.emit(Begin(plain), self.state, self.batch, source, self.carry,
+            cuts = self.spec.round.confidence.cuts and not plain
+            b.emit(Begin(plain, cuts), self.state, self.batch, source, self.carry,
                    label=f"round.{name}", path=at, types=())  # fmt: skip
             b.finish()
         self.step("accept", Accept(), self.state, self.batch, self.choice)
@@ -182,8 +183,8 @@ class _Rounds:
         target = self.spec.target
         place = DraftPlace(
             target.width, target.vocab, target.embed.factor(target.width),
-            self.state, self.batch, self.forced, self.carry, partial(self.layer),
-            target.head.tied, len(self.spec.ranks),
+            self.state, self.batch, self.forced, self.carry, self.spec.round.confidence.armed,
+            partial(self.layer), target.head.tied, len(self.spec.ranks),
         )  # fmt: skip
         self.spec.drafter.build(b, place)
         b.finish()

@@ -27,7 +27,7 @@ from memra_compiler.layers.base import (
     MixerParams,
 )
 from memra_compiler.layers.params import Params, summary
-from memra_compiler.rounds.policy import Depth, DepthFloor, RoundPolicy
+from memra_compiler.rounds.policy import Confidence, Depth, DepthFloor, InRound, RoundPolicy
 from memra_compiler.spec.archs import known_archs
 from memra_compiler.spec.fields import Slot, describe, field_slots, or_list
 from memra_compiler.spec.schema import Embed, Root, Runtime, Target, TargetHead
@@ -156,6 +156,8 @@ def spec_markdown() -> str:
     parts += _section("`round`", RoundPolicy)
     parts += _section("`round.depth`", Depth, 3)
     parts += _section("`round.depth.floor`", DepthFloor, 3)
+    parts += _section("`round.confidence`", Confidence, 3)
+    parts += _section("`round.confidence.in_round`", InRound, 3)
     parts += _section("`runtime`", Runtime)
     return "\n".join(parts)
 

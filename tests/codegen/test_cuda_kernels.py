@@ -16,12 +16,19 @@ import pytest
 from memra_compiler.codegen.cuda import LIBRARY, TEMPLATES, compile_cuda, render
 from memra_compiler.ir.errors import OpError
 from memra_compiler.ir.types import Sym, TensorType
-from memra_compiler.ops import cuda_attention, cuda_head, cuda_kernels, cuda_state
+from memra_compiler.ops import (
+    cuda_attention,
+    cuda_confidence,
+    cuda_head,
+    cuda_kernels,
+    cuda_state,
+)
 from memra_compiler.ops.activation import Add, Concat, GateMul, Scale, SoftCap
 from memra_compiler.ops.again import Again
 from memra_compiler.ops.argmax import ArgMax
 from memra_compiler.ops.attention import Attention, KvAppend, NormRopeAppend
 from memra_compiler.ops.chain import Advance, Begin, DraftToken
+from memra_compiler.ops.confidence import Confidence, WeighDraft
 from memra_compiler.ops.cuda import ARCHS, AnyLaunch, CudaArch
 from memra_compiler.ops.head import BestRow, TokenOfRow
 from memra_compiler.ops.norm import RMSNorm, RMSNormAdd
@@ -170,6 +177,14 @@ def kernels(g: Geometry) -> Iterator[tuple[str, Maker]]:
                 ),
             )
     yield "argmax", lambda a: e.argmax_launches(ArgMax((3, 7)), a, logits, at, splits=s)
+    row, used = rows(dtype="head_row"), TensorType((1,), "i32")
+    for name, chosen in (("all", (at,)), ("trimmed", (row, used))):
+        yield (
+            f"confidence_{name}",
+            lambda a, chosen=chosen: cuda_confidence.confidence_launches(
+                Confidence(), a, logits, *chosen, rows(), splits=s
+            ),
+        )
     for kind in ("rows", "ends", "committed", "chain"):
         yield (
             f"positions_{kind}",
@@ -205,7 +220,6 @@ def kernels(g: Geometry) -> Iterator[tuple[str, Maker]]:
             DraftToken(), a, TensorType((1,), "i32"), STATE_TYPE, context, BATCH
         ),
     )
-    row, used = rows(dtype="head_row"), TensorType((1,), "i32")
     yield "best_row", lambda a: cuda_head.best_row_launches(BestRow(), a, logits, used, row)
     for skip in (False, True):
         yield (
@@ -214,6 +228,11 @@ def kernels(g: Geometry) -> Iterator[tuple[str, Maker]]:
                 TokenOfRow(skip), a, row, TensorType((g.vocab,), "i32"), at
             ),
         )
+    yield "begin_cuts", lambda a: e.begin_launches(Begin(cuts=True), a, STATE_TYPE, BATCH, w, w)
+    yield (
+        "weigh_draft",
+        lambda a: cuda_confidence.weigh_draft_launches(WeighDraft(), a, one, STATE_TYPE),
+    )
     yield "advance", lambda a: e.advance_launches(Advance(), a, STATE_TYPE)
     yield "again", lambda a: e.again_launches(Again(), a, STATE_TYPE)
     yield "accept", lambda a: e.accept_launches(Accept(), a, STATE_TYPE, BATCH, BATCH)

@@ -40,12 +40,15 @@ class Variant:
     activations: str
     kv: str = KV[0]
     files: str = "q8_0"
+    #: Whether the gates on the drafter's confidence are armed.
+    gates: bool = False
     #: The drafter's head holds few tokens, at random, and rows to spare.
     trimmed: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.activations}-{self.kv}-{self.files}" + ("-trimmed" if self.trimmed else "")
+        kind = "-gates" * self.gates + "-trimmed" * self.trimmed
+        return f"{self.activations}-{self.kv}-{self.files}{kind}"
 
     @property
     def pair(self) -> Pair:
@@ -55,11 +58,15 @@ class Variant:
     def overrides(self) -> dict[str, str]:
         """Fields of the spec that differ from the bundled one."""
         trim = {"drafter.head.trim": f"{{ranks: {POOR_RANKS}, spare: 200}}"}
+        armed = {"next_round": "0.2", "in_round.threshold": "0.5", "in_round.when": "always"}
+        gates = {f"round.confidence.{name}": value for name, value in armed.items()}
         return {
             "runtime.activations": self.activations,
             "runtime.kv": self.kv,
             "round.depth.max": str(DEPTH),
-        } | (trim if self.trimmed else {})
+            **(gates if self.gates else {}),
+            **(trim if self.trimmed else {}),
+        }
 
     @property
     def artifact(self) -> Path:
@@ -83,8 +90,11 @@ def write_poor_ranks() -> None:
 
 #: A variant a class, for the tests that take long.
 MAIN = [Variant(activations) for activations in CLASSES]
+#: With the gates armed.
+GATED = Variant("int8", gates=True)
 VARIANTS = [
     *MAIN,
+    GATED,
     *(Variant(a, files=files) for files in QUANTISED if files != "q8_0" for a in CLASSES),
     *(Variant(a, files="bf16") for a in CLASSES if a != "int8"),  # int8 gives them bf16 rows
     *(Variant("int8", kv) for kv in KV[1:]),

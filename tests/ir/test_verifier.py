@@ -31,7 +31,7 @@ TRIMMED = """\
 module toy
 weight $table : q8_0[4096, 32] from target "t"
 weight $head : q8_0[64, 32] from draft "h" of 4096 rows
-plane @state : i32[53] rollback none
+plane @state : i32[64] rollback none
 plane @batch : i32[16] rollback none
 plane @forced : i32[65] rollback none
 plane @used : i32[1] rollback none

@@ -28,7 +28,7 @@ weight $t : q8_0[64, 8192] from target "t"
 weight $w : q4_0[64, 8192] from target "w"
 weight $odd : q4_0[24, 64] from target "odd"
 weight $n : f32[64] from target "n"
-plane @state : i32[53] rollback none
+plane @state : i32[64] rollback none
 plane @batch : i32[16] rollback none
 plane @out : f32[16, 64] rollback none
 program verify rows T<=LIMIT from rows {
@@ -194,7 +194,7 @@ def test_geometry_that_does_not_differ_is_accepted(
 EARLY = """\
 module toy
 weight $t : q8_0[64, 64] from target "t"
-plane @state : i32[53] rollback none
+plane @state : i32[64] rollback none
 plane @batch : i32[16] rollback none
 plane @k : f16[1, 128, 64] rollback truncate
 plane @v : f16[1, 128, 64] rollback truncate

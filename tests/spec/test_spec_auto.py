@@ -25,7 +25,7 @@ WRITTEN = (
 
 def all_auto() -> str:
     """Return the tiny spec with `auto` for everything its GGUF files know."""
-    head, tail = GOOD.split("round:")
+    head, tail = GOOD.split("\nround:")
     lines = []
     for line in head.splitlines():
         if not re.search(r"\b(formats|concat|from|positions):", line):

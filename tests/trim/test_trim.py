@@ -122,6 +122,26 @@ def test_a_head_that_holds_all_tokens_drafts_what_the_whole_head_drafts(
     assert drafts[0] == drafts[1]
 
 
+def test_empty_rows_do_not_lower_the_confidence(kernel_cache: Path, tmp_path: Path) -> None:
+    """A head of all tokens with 200 rows to spare is as sure of its drafts as the whole head."""
+    order = np.random.default_rng(2).permutation(4096)
+    gates = {"round.confidence.next_round": "0.2"}
+    trim = {"drafter.head.trim": f"{{ranks: {ranks_of(tmp_path, order)}, spare: 200}}"}
+    sure: list[list[float]] = []
+    for name, overrides in (("whole", gates), ("trimmed", gates | trim)):
+        options = CompileOptions(overrides=overrides, cache=kernel_cache)
+        model = loaded(compile_spec(TINY_SPEC, tmp_path / name, options).folder)
+        session = Session(model.device)
+        session.prime(model.tokenizer.encode(PROMPT), TOKENS)
+        found = []
+        for _ in range(12):
+            session.step()
+            found.append(float(model.device.value("draft", "drafter.confidence")[0]))
+        sure.append(found)
+    assert max(sure[0]) > 0.3
+    np.testing.assert_allclose(sure[1], sure[0], rtol=1e-5)
+
+
 @pytest.mark.parametrize("learn", ["[]", "[prompt]", "[verify]"])
 def test_only_what_is_asked_for_is_learned(
     poor_ranks: Path, kernel_cache: Path, tmp_path: Path, learn: str
