@@ -24,6 +24,7 @@ from memra_runtime.artifact import (
     RANKS_FILE,
     ExpectEntry,
     HeadEntry,
+    IgnoreEntry,
     Manifest,
     PlaneEntry,
     ProgramEntry,
@@ -44,6 +45,7 @@ class SpecFacts:
     resolved: Mapping[str, Any]
     digest: str
     expect: tuple[ExpectEntry, ...]
+    ignore: tuple[IgnoreEntry, ...] = ()
     #: Token ids of a trimmed head, and what the manifest says of it.
     ranks: tuple[int, ...] = ()
     head: HeadEntry | None = None
@@ -116,7 +118,7 @@ def build_artifact(
     Raises: MemraError when the folder cannot be written or is something else.
     """
     text = print_module(without_folders(module))
-    product = f"{version('memra')} {facts.expect!r}"
+    product = f"{version('memra')} {facts.expect!r} {facts.ignore!r}"
     key = content_key(text, facts.digest, product, tools.target, tools.identity())
     known = _up_to_date(folder, key)
     if known is not None:
@@ -226,6 +228,7 @@ def _manifest(
         "values": tuple(values),
         "expect": facts.expect,
         "head": facts.head,
+        "ignore": facts.ignore,
         "programs": tuple(_cost(module, name) for name in module.programs),
         "sequences": sequences,
         "loops": {s.name: s.loop for s in module.sequences.values() if s.loop},

@@ -188,6 +188,18 @@ class ExpectEntry:
 
 
 @dataclass(frozen=True)
+class IgnoreEntry:
+    """Tensors of a weight file that the model does not read, and why: what a user is told.
+
+    `pattern` is a name, in which `*` and `?` stand for what they do in a shell.
+    """
+
+    source: str
+    pattern: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class ProgramEntry:
     """Cost of one program at its largest row count: what a roofline is made of."""
 
@@ -218,6 +230,7 @@ class Manifest:
     planes: tuple[PlaneEntry, ...]
     values: tuple[ValueEntry, ...]
     expect: tuple[ExpectEntry, ...]
+    ignore: tuple[IgnoreEntry, ...]
     programs: tuple[ProgramEntry, ...]
     sequences: Mapping[str, tuple[tuple[str, str], ...]]
     #: Sequences that repeat while a counter is not zero, checked after each pass.
@@ -260,6 +273,7 @@ _ENTRIES: dict[str, Any] = {
     "planes": PlaneEntry,
     "values": ValueEntry,
     "expect": ExpectEntry,
+    "ignore": IgnoreEntry,
     "programs": ProgramEntry,
     "repacks": LaunchEntry,
 }

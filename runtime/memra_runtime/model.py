@@ -308,7 +308,8 @@ def bind_source(manifest: Manifest, source: str, file: Checkpoint) -> Binding:
     head = manifest.head
     if head is not None and head.map_names and source == "draft":
         wanted.append(WantedTensor(HEAD_MAP, head.map_names, (head.ranked,)))
-    return bind(file, wanted)
+    ignored = {e.pattern: e.reason for e in manifest.ignore if e.source == source}
+    return bind(file, wanted, ignored=ignored)
 
 
 def _makes(entry: WeightEntry, file: Checkpoint) -> bool:

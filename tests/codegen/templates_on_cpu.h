@@ -129,7 +129,7 @@ struct Block {
   std::vector<unsigned> operands;  // of a matrix instruction: 6 words a lane
 };
 
-static Index blockIdx, threadIdx;  // not inline: libraries would share them
+static Index gridDim, blockIdx, threadIdx;  // not inline: libraries would share them
 static Block* block;
 static ucontext_t scheduler;
 
@@ -235,6 +235,8 @@ struct Running {
 template <class Kernel>
 void launch(int grid_x, int grid_y, int grid_z, int threads, Kernel kernel) {
   Block shared;
+  gridDim = {static_cast<unsigned>(grid_x), static_cast<unsigned>(grid_y),
+             static_cast<unsigned>(grid_z)};
   Running<Kernel>::kernel = &kernel;
   block = &shared;
   shared.lanes.resize(threads);

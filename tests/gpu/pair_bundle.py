@@ -106,9 +106,9 @@ TRIMMED = [replace(variant, trimmed=True) for variant in MAIN]
 def facts(arch: str) -> dict[str, Any]:
     """What a bundle for `arch` is made of; one that was made of other things is stale."""
     digest = hashlib.sha256(SPEC.read_bytes())
-    for folder in ("memra_compiler", "templates", "schedules"):
+    for folder in ("memra_compiler", "templates", "schedules", "tests/variants"):
         for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in (".py", ".j2", ".cuh", ".jsonl"):
+            if path.suffix in (".py", ".j2", ".cuh", ".jsonl", ".yaml"):
                 digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
     variants = [variant.name for variant in (*VARIANTS, *TRIMMED)]
     return {"arch": arch, "variants": variants, "truth": [STEPS, STRIDE],

@@ -137,6 +137,9 @@ BAD = [
     edit("trim_and_map", "head: {tied: true}",
          "head: {tied: false, trim: {ranks: r.txt}, map: {rows: 64, kind: offset}}",
          "conflict@59:29"),
+    edit("trim_of_clusters", "head: {tied: true}",
+         "head: {tied: true, trim: {ranks: r.txt}, centroids: {count: 64, active: 4}}",
+         "conflict@59:28"),
     edit("tied_map", "head: {tied: true}", "head: {tied: true, map: {rows: 64, kind: absolute}}",
          "conflict@59:27"),
     edit("table_of_another_width", "head: {tied: true}", "head: {tied: true, table: target}",
@@ -159,6 +162,8 @@ BAD = [
     edit("suppressed_twice", "suppress_tokens: []", "suppress_tokens: [7, 7]", "conflict@15:58"),
     edit("floor_above_max", "short: 1", "short: 6", "conflict@94:20"),
     edit("concat", "concat: [target_embed, carry]", "concat: [carry]", "conflict@56:19"),
+    edit("centroids_active", "head: {tied: true}",
+         "head: {tied: true, centroids: {count: 64, active: 65}}", "conflict@59:53"),
     edit("pre_norm_carry", "from: target.hidden_post_norm", "from: target.hidden_pre_norm",
          "unknown-value@57:17"),
     # --- rules between sections ---
@@ -172,6 +177,21 @@ BAD = [
     edit("drafter_window", SWA_READER, SWA_READER.replace("128", "64"), "conflict@68:19"),
     edit("drafter_rope", "q_norm: rms\n          rope: {base: 1e4}",
          "q_norm: rms\n          rope: {base: 1e5}", "conflict@71:24"),
+    edit("centroids_uneven", "head: {tied: true}",
+         "head: {tied: true, centroids: {count: 48, active: 4}}", "conflict@59:41"),
+    edit("per_layer_input_alone", "act: gelu_tanh}}\n",
+         "act: gelu_tanh}}\n      per_layer_input: {act: gelu_tanh}\n", "conflict@32:7"),
+    edit("per_layer_embed_unread", "embed: {scale: sqrt_width}",
+         "embed: {scale: sqrt_width}\n  per_layer_embed: {width: 32}", "conflict@15:3"),
+    edit("per_layer_drafter", "ffn: {gated: {width: 256, act: gelu_tanh}}\n",
+         "ffn: {gated: {width: 256, act: gelu_tanh}}\n      per_layer_input: {act: gelu_tanh}\n",
+         "conflict@75:7"),
+    edit("visible_rows_of_target", LAYERS, """  tail:
+      norms: sandwich
+      mixer: {query_attention: {heads: 4, head_dim: 64, window: 128, scale: 1.0,
+        rope: {base: 1e4}, kv_target: last_own(swa), visible_rows: window_plus_1}}
+      ffn: {gated: {width: 64, act: silu}}
+  layers: [swa, swa, swa, swa, full, tail]""", "conflict@50:68"),
     edit("format_blocks", "  formats: {matrix: q8_0, embed: q8_0, norm: f32}\n  width: 128",
          "  formats: {matrix: q8_0, embed: q6_k, norm: f32}\n  width: 128", "conflict@53:34"),
     Bad("cache_blocks", ("conflict@100:7",),

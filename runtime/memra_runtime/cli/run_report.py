@@ -75,6 +75,7 @@ class RunStats:
     """Measured facts of one run; units are in the names. Acceptance = accepted / drafted."""
 
     prompt_tokens: int
+    kept_tokens: int
     prompt_s: float
     tokens: int
     decode_s: float
@@ -106,10 +107,11 @@ class RunStats:
         """The table of `--stats`: (label, text) a line."""
         whole = self.prompt_s + self.decode_s
         alone = f"{self.tokens_per_s:,.1f} tok/s ({self.tokens} tokens in {self.decode_s:.3f} s)"
+        kept = f", behind {self.kept_tokens} that were kept" if self.kept_tokens else ""
         both = f"{self.tokens_per_s_with_prompt:,.1f} tok/s ({whole:.3f} s)"
         rows = [
             ("speed", f"{alone}, with the prompt {both}"),
-            ("prompt", f"{self.prompt_tokens} tokens in {self.prompt_s:.3f} s"),
+            ("prompt", f"{self.prompt_tokens} tokens in {self.prompt_s:.3f} s{kept}"),
         ]
         rows += [("ran", self._ran()), *self._speculation()]
         rows += self._time()
@@ -230,6 +232,7 @@ def run_stats(
         break_even = max(0.0, (round_ms / plain_ms - 1) * stats.rounds / stats.drafted)
     return RunStats(
         prompt_tokens=stats.prompt_tokens,
+        kept_tokens=stats.kept_tokens,
         prompt_s=stats.prompt_s,
         tokens=stats.tokens,
         decode_s=stats.seconds,
