@@ -14,6 +14,8 @@ from dataclasses import replace
 from memra_compiler.ir.errors import OpError
 from memra_compiler.ir.graph import Module, Node, Program, Weight
 from memra_compiler.ir.types import PIECE_BYTES, TILE_ROWS, TensorType
+from memra_compiler.ops.base import Op
+from memra_compiler.ops.clusters import ClusterLogits
 from memra_compiler.ops.cuda import CudaArch, cuda_arch
 from memra_compiler.ops.cuda_experts import experts_read_tiles, experts_sum_order
 from memra_compiler.ops.cuda_linear import reads_tiles, sum_order, weight_layout
@@ -22,8 +24,6 @@ from memra_compiler.ops.embed import Embed
 from memra_compiler.ops.experts import EXPERTS, ExpertsDown
 from memra_compiler.ops.linear import PRODUCTS, GatedLinear
 from memra_runtime.errors import fail
-
-_MATRIX_OPS = (*PRODUCTS, *EXPERTS, Embed)
 
 
 def assign_layouts(module: Module) -> Module:
@@ -34,15 +34,21 @@ def assign_layouts(module: Module) -> Module:
     arch = cuda_arch(module.target)
     if arch is None:
         return module
-    matrices = {
-        operand[1:]
-        for _, node in module.nodes()
-        if isinstance(node.op, _MATRIX_OPS)
-        for operand in node.inputs
-        if operand.startswith("$")
-    }
 
-    as_stored = {
+    def read_by(*ops: type[Op]) -> set[str]:
+        return {
+            operand[1:]
+            for _, node in module.nodes()
+            if isinstance(node.op, ops)
+            for operand in node.inputs
+            if operand.startswith("$")
+        }
+
+    products = read_by(*PRODUCTS, *EXPERTS)
+    matrices = products | read_by(Embed)
+    # rows of a table that meets nothing else are read as well as they lie
+    as_stored = (matrices - products) | read_by(ClusterLogits)
+    as_stored |= {
         name
         for program, node in module.nodes()
         for name in _read_as_stored(module, program, node, arch)

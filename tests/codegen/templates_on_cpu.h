@@ -15,7 +15,7 @@
 
 #define __global__
 #define __device__
-#define __shared__
+#define __shared__ static  // blocks run one after another
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
@@ -186,6 +186,23 @@ T __shfl_xor_sync(unsigned, T value, int by) {
 template <class T>
 T __shfl_sync(unsigned, T value, int lane) {
   return all_lanes(value)[lane];
+}
+
+inline unsigned __ballot_sync(unsigned, bool value) {
+  const std::vector<unsigned> found = all_lanes(static_cast<unsigned>(value));
+  unsigned bits = 0;
+  for (int i = 0; i < 32; ++i) {
+    bits |= found[i] << i;
+  }
+  return bits;
+}
+
+inline bool __any_sync(unsigned mask, bool value) { return __ballot_sync(mask, value) != 0; }
+inline int __ffs(unsigned bits) { return __builtin_ffs(static_cast<int>(bits)); }
+
+// The handle of a conditional node is here the address of its condition.
+extern "C" inline void cudaGraphSetConditional(unsigned long long handle, unsigned value) {
+  *reinterpret_cast<unsigned*>(handle) = value;
 }
 
 template <class T>

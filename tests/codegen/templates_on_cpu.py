@@ -58,6 +58,7 @@ def build(launch: Launch, folder: Path) -> ctypes.CDLL:
     lines = [line.split("//")[0] for line in signature[1].splitlines()]
     types = [a.strip().rsplit(" ", 1)[0] for a in " ".join(lines).split(",")][1:]
     arguments = ", ".join(f"({type})pointers[{i}]" for i, type in enumerate(types))
+    source = source.replace("extern __shared__", "extern")  # the array below, for all kernels
     text = (
         '#include "tensor_cores_on_cpu.h"\n'
         "alignas(128) unsigned char dynamic_shared[256 * 1024];\n"

@@ -3,9 +3,9 @@
 usage: python tests/gpu/build.py [--arch sm_90a]
 
 For each variant (class of activations, cache format, weight file): the artifact for the GPU, and as
-NAME.npz what the CPU target says in the same class, with its distance from float64. Tiny models of
-other architectures, as artifacts. And scheduled.json: what TVM schedules for the tests of single
-kernels.
+NAME.npz what the CPU target says in the same class, with its distance from float64. And
+scheduled.json: what TVM schedules for the tests of single kernels; variants: a tiny model of each
+variant of gemma4.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path += [str(HERE), *(str(HERE.parent / name) for name in (".", "golden_runs", "variants"))]
+sys.path += [str(HERE), *(str(HERE.parent / name) for name in ("golden_runs", "variants"))]
 
 import numpy as np  # noqa: E402
 import ops_bench  # noqa: E402
@@ -33,19 +33,16 @@ from golden_support import (  # noqa: E402
     read_cases,
 )
 from pair_bundle import (  # noqa: E402
-    CLASSES,
     FOLDER,
     INDEX,
-    MODELS,
     VARIANTS,
     Variant,
     facts,
-    model_artifact,
 )
 from pair_truth import measure, spread  # noqa: E402
 from scheduled_bundle import ASKED, write  # noqa: E402
 from scheduled_cases import everything  # noqa: E402
-from variant_support import build_variant, write_files  # noqa: E402
+from variant_bundle import RUNS  # noqa: E402
 
 from memra_compiler.codegen.cache import DEFAULT_CACHE  # noqa: E402
 from memra_compiler.compile import Compiled, compile_spec  # noqa: E402
@@ -67,17 +64,6 @@ def truth_of(variant: Variant, scratch: Path) -> dict[str, np.ndarray]:
     exact = InterpreterDevice(interpret_pair(variant.pair, variant.overrides), model.manifest)
     prompts = [case.ids for case in read_cases()]
     return measure(fixed_session(model.device, 0), fixed_session(exact, 0), prompts)
-
-
-def build_models(arch: str, scratch: Path) -> None:
-    """The tiny models of other architectures, in every class."""
-    for name in MODELS:
-        files = write_files(name, scratch / name)
-        for activations in CLASSES:
-            folder, overrides = model_artifact(name, activations), {}
-            overrides["runtime.activations"] = activations
-            build_variant(name, files, folder, DEFAULT_CACHE, overrides, f"cuda:{arch}")
-            print(folder.stem, flush=True)
 
 
 def wanted(arch: CudaArch) -> list[tuple[Op, CudaArch, tuple[TensorType, ...]]]:
@@ -103,7 +89,10 @@ def main() -> None:
             np.savez_compressed(variant.truth, **truth)
             print(f"{variant.name:20} {time.perf_counter() - start:5.1f} s  "
                   f"float64 is off by {spread(truth)}", flush=True)  # fmt: skip
-        build_models(arch, Path(scratch))
+        for run in RUNS:
+            start = time.perf_counter()
+            run.build(arch, Path(scratch), DEFAULT_CACHE)
+            print(f"{run.id:20} {time.perf_counter() - start:5.1f} s", flush=True)
     write(wanted(ARCHS[arch]))
     INDEX.write_text(json.dumps(made_of), encoding="utf-8")
     size = sum(p.stat().st_size for p in FOLDER.rglob("*") if p.is_file())

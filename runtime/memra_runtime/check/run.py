@@ -21,6 +21,7 @@ from memra_runtime.check.report import (
 )
 from memra_runtime.check.requests import check_requests
 from memra_runtime.check.rig import Options, Rig
+from memra_runtime.check.sessions import check_sessions
 from memra_runtime.check.stepwise import check_launches
 from memra_runtime.check.streams import check_stream
 from memra_runtime.check.windows import check_windows
@@ -51,6 +52,10 @@ CHECKS: dict[str, tuple[str, Check]] = {
     "requests": (
         "a used session answers like a fresh one; ends of sequence and budgets cut exactly",
         check_requests,
+    ),
+    "sessions": (
+        "bursts of any width, restored prefixes, demotion and texts in turns change nothing",
+        check_sessions,
     ),
     "launches": (
         "a round launched whole leaves the bits of one launched program by program",
