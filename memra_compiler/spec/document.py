@@ -78,15 +78,19 @@ def _with_auto(node: Any) -> Any:
 
 
 def _as_changes(node: Any) -> Any:
-    """Return the schema of a partial mapping: nothing is required, `null` is allowed anywhere."""
+    """Return the schema of a partial mapping: nothing is required, `null` is allowed anywhere.
+
+    Where one kind is chosen, a change may name two: the new one, and the old one to delete it.
+    """
     node = copy.deepcopy(node)
+    dropped = ("required", "minProperties", "maxProperties")
 
     def relax(part: Any) -> Any:
         if isinstance(part, list):
             return [relax(item) for item in part]
         if not isinstance(part, dict):
             return part
-        result = {k: relax(v) for k, v in part.items() if k not in ("required", "minProperties")}
+        result = {k: relax(v) for k, v in part.items() if k not in dropped}
         if isinstance(part.get("$ref"), str):
             result["$ref"] = f"{part['$ref']}Changes"
         properties = result.get("properties")

@@ -126,6 +126,8 @@ BAD = [
     # --- not supported yet ---
     edit("mla", "ffn: {gated: {width: 1024, act: gelu_tanh}}", "ffn: {mla: {ranks: 8}}",
          "not-supported@31:13"),
+    edit("draft_experts", "ffn: {gated: {width: 256, act: gelu_tanh}}", "ffn: {moe: {experts: 4, "
+         "active: 2, expert_width: 32, dense_width: 256, act: gelu_tanh}}", "not-supported@74:13"),
     edit("nextn", "kind: chained", "kind: nextn", "not-supported@50:9"),
     edit("sampled", "accept: greedy", "accept: sampled", "not-supported@95:11"),
     edit("trim", "head: {tied: true}", "head: {tied: true, trim: {spare: 512}}",
@@ -134,6 +136,8 @@ BAD = [
          "not-supported@96:3"),
     edit("int4", "activations: auto", "activations: int4", "unknown-value@101:16"),
     # --- rules inside a section ---
+    edit("active_experts", "ffn: {gated: {width: 1024, act: gelu_tanh}}", "ffn: {moe: {experts: 4, "
+         "active: 5, expert_width: 32, dense_width: 256, act: gelu_tanh}}", "conflict@31:39"),
     edit("kv_heads", "kv_heads: 2", "kv_heads: 3", "conflict@23:21"),
     edit("fraction", "fraction: 0.25", "fraction: 0.3", "conflict@44:39"),
     edit("undeclared_layer", LAYERS, "layers: [swa, sw, full]", "unknown-kind@47:17"),
