@@ -19,8 +19,12 @@ from memra_compiler.ir.graph import Module, Node, Program
 from memra_compiler.ir.text import print_module
 from memra_compiler.ops.base import Cost
 from memra_runtime.artifact import (
+    LEARNED_FILE,
     LIBRARY,
+    RANKS_FILE,
     ExpectEntry,
+    HeadEntry,
+    IgnoreEntry,
     Manifest,
     PlaneEntry,
     ProgramEntry,
@@ -41,6 +45,10 @@ class SpecFacts:
     resolved: Mapping[str, Any]
     digest: str
     expect: tuple[ExpectEntry, ...]
+    ignore: tuple[IgnoreEntry, ...] = ()
+    #: Token ids of a trimmed head, and what the manifest says of it.
+    ranks: tuple[int, ...] = ()
+    head: HeadEntry | None = None
 
 
 class Tools(Protocol):
@@ -110,7 +118,7 @@ def build_artifact(
     Raises: MemraError when the folder cannot be written or is something else.
     """
     text = print_module(without_folders(module))
-    product = f"{version('memra')} {facts.expect!r}"
+    product = f"{version('memra')} {facts.expect!r} {facts.ignore!r}"
     key = content_key(text, facts.digest, product, tools.target, tools.identity())
     known = _up_to_date(folder, key)
     if known is not None:
@@ -124,13 +132,29 @@ def build_artifact(
     try:
         parts = tools.write(module, key, aside, progress)
         (aside / IR_TEXT).write_text(text, encoding="utf-8")
+        if facts.ranks:
+            ids = "".join(f"{i}\n" for i in facts.ranks)
+            (aside / RANKS_FILE).write_text(ids, encoding="ascii")
+            parts = replace(parts, files=(*parts.files, RANKS_FILE))
         manifest = _manifest(module, facts, key, aside, tools.target, parts)
         (aside / "manifest.json").write_text(manifest.to_json(), encoding="utf-8")
+        _keep_learned(facts, folder, aside)
         _replace(aside, folder)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
     return manifest, True
+
+
+def _keep_learned(facts: SpecFacts, folder: Path, aside: Path) -> None:
+    """Let a new artifact inherit what the old one has learned, if it was for the same ranks."""
+    learned, ranks = folder / LEARNED_FILE, folder / RANKS_FILE
+    if (
+        learned.is_file()
+        and ranks.is_file()
+        and file_digest(ranks) == (file_digest(aside / RANKS_FILE) if facts.ranks else "")
+    ):
+        shutil.copy2(learned, aside / LEARNED_FILE)
 
 
 def without_folders(module: Module) -> Module:
@@ -171,6 +195,7 @@ def _manifest(
             w.type.nbytes,
             w.made,
             stacked=w.stacked,
+            of_rows=w.of_rows,
         )
         for name, w in module.weights.items()
     )
@@ -202,6 +227,8 @@ def _manifest(
         "planes": tuple(planes),
         "values": tuple(values),
         "expect": facts.expect,
+        "head": facts.head,
+        "ignore": facts.ignore,
         "programs": tuple(_cost(module, name) for name in module.programs),
         "sequences": sequences,
         "loops": {s.name: s.loop for s in module.sequences.values() if s.loop},

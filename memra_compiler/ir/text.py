@@ -25,6 +25,7 @@ def print_module(module: Module) -> str:
         names = " ".join(json.dumps(n) for n in weight.names)
         made = f" made {weight.made!r}" if weight.made else ""
         stacked = f" stacked {weight.stacked}" if weight.stacked else ""
+        stacked += f" of {weight.of_rows} rows" if weight.of_rows else ""
         lines.append(
             f"weight ${weight.name} : {weight.type} from {weight.source} {names}{made}{stacked}"
             f"{_at(weight.position)}"
@@ -38,13 +39,28 @@ def print_module(module: Module) -> str:
     if module.sequences:
         lines.append("")
     for sequence in module.sequences.values():
-        calls = [f"{c.program} * {c.repeat}" if c.repeat else c.program for c in sequence.calls]
+        calls = [_print_call(c) for c in sequence.calls]
         loop = f" while {sequence.loop}" if sequence.loop else ""
         lines.append(f"sequence {sequence.name} {{ {'; '.join(calls)} }}{loop}")
     if module.arena:
         lines.append("")
     lines += [f"arena {place or 'bytes'} = {offset}" for place, offset in module.arena.items()]
     return "\n".join(lines) + "\n"
+
+
+#: Before a counter that a repeated program may lower.
+_LIVE = "at most "
+
+
+def _print_call(call: Call) -> str:
+    """`draft * drafted`, or `draft * at most drafted` where that may fall meanwhile."""
+    times = f" * {_LIVE if call.live else ''}{call.repeat}" if call.repeat else ""
+    return f"{call.program}{times}"
+
+
+def _parse_call(text: str) -> Call:
+    program, _, times = (part.strip() for part in text.partition("*"))
+    return Call(program, times.removeprefix(_LIVE), times.startswith(_LIVE))
 
 
 def _program_lines(program: Program) -> Iterator[str]:
@@ -87,7 +103,7 @@ _STRING = r'"(?:[^"\\]|\\.)*"'
 _AT = rf"(?: at (?P<file>{_STRING}):(?P<line>\d+):(?P<column>\d+))?"
 _WEIGHT = re.compile(
     rf"weight \$(?P<name>\S+) : (?P<type>.+?) from (?P<source>\w+)(?P<names>(?: {_STRING})+)"
-    rf"(?: made (?P<made>\(.*?\)))?(?: stacked (?P<stacked>\d+))?{_AT}$"
+    rf"(?: made (?P<made>\(.*?\)))?(?: stacked (?P<stacked>\d+))?(?: of (?P<of>\d+) rows)?{_AT}$"
 )
 _PLANE = re.compile(
     r"plane @(?P<name>\S+) : (?P<type>.+?) rollback (?P<rule>\w+)(?P<ring> ring)?"
@@ -162,8 +178,9 @@ class _Parser:
         made = tuple(ast.literal_eval(m["made"])) if m["made"] else ()
         type = parse_type(m["type"])
         self.weights[m["name"]] = Weight(
-            m["name"], type, m["source"], names, made, _position(m), int(m["stacked"] or 0)
-        )
+            m["name"], type, m["source"], names, made, _position(m),
+            int(m["stacked"] or 0), int(m["of"] or 0),
+        )  # fmt: skip
 
     def _plane(self, line: str) -> None:
         m = _match(_PLANE, line)
@@ -210,8 +227,8 @@ class _Parser:
 
     def _sequence(self, line: str) -> None:
         m = _match(_SEQUENCE, line)
-        calls = [Call(*(p.strip() for p in c.split("*"))) for c in m["calls"].split(";")]
-        self.sequences[m["name"]] = Sequence(m["name"], tuple(calls), m["loop"] or "")
+        calls = tuple(_parse_call(call) for call in m["calls"].split(";"))
+        self.sequences[m["name"]] = Sequence(m["name"], calls, m["loop"] or "")
 
     def _arena(self, line: str) -> None:
         m = _match(_ARENA, line)

@@ -17,10 +17,14 @@ from memra_runtime.errors import Position
 
 #: (section, role, layer, bare names of its own) -> accepted names in a weight file.
 WeightNames = Callable[[str, str, int | None, tuple[str, ...]], tuple[str, ...]]
-#: (section, names, use) -> storage format; `use` is matrix, embed or norm, fields of `formats`.
+#: (section, names, use) -> storage format; `use` is matrix, embed or norm, fields of `formats`, or
+#: ids (of tokens).
 WeightFormat = Callable[[str, tuple[str, ...], str], str]
 #: A path of the spec -> where it is written.
 Positions = Callable[[tuple[str | int, ...]], Position | None]
+
+#: Key of the per-layer embeddings among a step's shared values.
+PER_LAYER_INPUTS = ("per layer inputs",)
 
 #: By activations of the spec: formats of the rows that meet quantised and 16-bit float matrices.
 ROWS = {"f32": ("f32", "f32"), "bf16": ("bf16", "bf16"), "int8": ("a8", "bf16")}
@@ -63,20 +67,23 @@ class ModuleBuilder:
         path: tuple[str | int, ...] = (),
         names: tuple[str, ...] = (),
         stacked: int = 0,
+        trimmed: tuple[str, int] | None = None,
     ) -> str:
         """Declare a weight and return its operand, `$section.layers.3.role`.
 
         `names` are bare (GGUF, Hugging Face) names of a role the architecture's table lacks. A
         `use` of f32 is what every file stores so, whatever the spec's formats are.
+        `trimmed` is the weight's own name and the file's rows, of which it holds some.
         """
         name = f"{section}.{role}" if layer is None else f"{section}.layers.{layer}.{role}"
+        name, of_rows = trimmed or (name, 0)
         if name not in self.weights:
             names = self.weight_names(section, role, layer, names)
             dtype = use if use == "f32" else self.weight_format(section, names, use)
             source = "draft" if section == "drafter" else section
             type = TensorType(shape, dtype)
             self.weights[name] = Weight(
-                name, type, source, names, made, self.position(path), stacked
+                name, type, source, names, made, self.position(path), stacked, of_rows
             )
         return f"${name}"
 
@@ -204,6 +211,8 @@ class LayerBuild:
     cache_rows: Callable[[int | None], tuple[int, bool]]
     #: Type of cached keys and values.
     kv_dtype: str
+    #: Width of a layer's slice of the per-layer embeddings, 0 without any.
+    per_layer_width: int = 0
 
     @property
     def path(self) -> tuple[str | int, ...]:
@@ -249,6 +258,10 @@ class LayerBuild:
     def linear(self, x: str, weight: str, *, part: str, at: tuple[str, ...] = ()) -> str:
         """Append a matrix product of this layer."""
         return self.program.linear(x, weight, label=self.label(part), path=(*self.path, *at))
+
+    def per_layer_inputs(self) -> str:
+        """The per-layer embeddings of this step's rows, `[T, layers * per_layer_width]`."""
+        return self.program.shared[PER_LAYER_INPUTS]
 
     def angles(self, head_dim: int, base: float, rotated: int, factors: bool) -> str:
         """Rotary angles of this step, made once for all layers that turn alike.

@@ -17,7 +17,7 @@ from typing import Any
 from memra_runtime.errors import fail
 
 #: Raised whenever the meaning of the manifest or of the device block changes.
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 #: The compiled programs of a CPU artifact.
 LIBRARY = "programs.so"
@@ -30,6 +30,16 @@ BATCH_ROWS = MAX_DEPTH + 1
 RING_TOKENS = 4096
 #: End-of-sequence ids a session may have.
 MAX_EOS = 8
+
+#: A trimmed head has so many rows, or a multiple: whole groups of the tiles that kernels want, so
+#: that rows can be written into it later, a group at a time.
+HEAD_GROUP = 64
+#: Token ids of a trimmed head's rows, most frequent first: a file of the artifact.
+RANKS_FILE = "ranks.txt"
+#: The sidecar beside it: ids that were learned while running.
+LEARNED_FILE = f"{RANKS_FILE}.learned"
+#: Planes of a trimmed head: the token id of each row, and how many rows are in use.
+HEAD_IDS, HEAD_ROWS = "head_ids", "head_rows"
 
 #: Counters of the device block, one int32 each, in order. The device owns all of them during a
 #: round; the host writes those of a session's start and reads the rest after a round.
@@ -50,8 +60,20 @@ STATE = (
     "floor_short",  # least depth while position < floor_boundary
     "floor_deep",  # least depth from there on
     "floor_boundary",
-    "floor_patience",  # rounds without an accepted draft after which the floor is 1
-    "misses",  # such rounds in a row
+    "floor_patience",  # rounds without an accepted draft after which the depth is floor_least
+    "floor_least",  # 1, or 0: such rounds are plain until a draft is tried again
+    "floor_probe",  # rounds without a draft after which one is tried
+    "misses",  # rounds without an accepted draft, in a row
+    "idle",  # rounds without a draft since the last miss
+    # Confidences and thresholds are the bits of a float32; none is negative, so bits compare.
+    "late_below",  # the first draft below it bounds the next round's depth; 0: off
+    "cut_below",  # a draft below it ends its chain; 0: off
+    "cut_always",  # 1: in every round; 0: after a miss, from floor_boundary on
+    "cut_drops",  # 1: the draft below goes, too; 0: it is verified
+    "cut_first",  # 1: even the first draft may go
+    "doubt",  # what cut_below is in this round
+    "doubtful",  # first draft below late_below; MAX_DEPTH: none
+    "cuts",  # rounds whose chain was ended
     "rounds",
     "total_drafted",
     "total_accepted",
@@ -76,6 +98,7 @@ class WeightEntry:
     `names` are accepted spellings in the file of `source` (`target` or `draft`); `format` is the
     storage format the code was compiled for; `made` is a recipe for sources that lack the tensor.
     The file keeps `stacked` matrices apart by a dimension of their own, if not 0; `shape` does not.
+    With `of_rows`, the tensor has so many rows and the weight holds chosen ones (`HeadEntry`).
     """
 
     id: str
@@ -88,6 +111,24 @@ class WeightEntry:
     #: Bytes on the device, in the layout the kernels want.
     device_bytes: int = 0
     stacked: int = 0
+    of_rows: int = 0
+
+
+@dataclass(frozen=True)
+class HeadEntry:
+    """A drafter's head that knows some tokens only.
+
+    Rows `[0, ranked)` of `weight` are those of the ids in the artifact's `RANKS_FILE`, or stand as
+    the drafter's file has them, whose tensor `map_names` says which tokens they are: in the way of
+    `map_kind`, `absolute` (the id) or `offset` (the id less the row). The `spare` rows behind them
+    may be filled while the model runs.
+    """
+
+    weight: str
+    ranked: int
+    spare: int = 0
+    map_names: tuple[str, ...] = ()
+    map_kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -147,6 +188,18 @@ class ExpectEntry:
 
 
 @dataclass(frozen=True)
+class IgnoreEntry:
+    """Tensors of a weight file that the model does not read, and why: what a user is told.
+
+    `pattern` is a name, in which `*` and `?` stand for what they do in a shell.
+    """
+
+    source: str
+    pattern: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class ProgramEntry:
     """Cost of one program at its largest row count: what a roofline is made of."""
 
@@ -177,6 +230,7 @@ class Manifest:
     planes: tuple[PlaneEntry, ...]
     values: tuple[ValueEntry, ...]
     expect: tuple[ExpectEntry, ...]
+    ignore: tuple[IgnoreEntry, ...]
     programs: tuple[ProgramEntry, ...]
     sequences: Mapping[str, tuple[tuple[str, str], ...]]
     #: Sequences that repeat while a counter is not zero, checked after each pass.
@@ -187,6 +241,8 @@ class Manifest:
     launches: Mapping[str, tuple[LaunchEntry, ...]] = field(default_factory=dict)
     repacks: tuple[LaunchEntry, ...] = ()
     rows_from: Mapping[str, str] = field(default_factory=dict)
+    #: Only where the drafter's head is trimmed.
+    head: HeadEntry | None = None
     format_version: int = FORMAT_VERSION
 
     def to_json(self) -> str:
@@ -201,12 +257,23 @@ class Manifest:
     def plane(self, id: str) -> PlaneEntry:
         return next(p for p in self.planes if p.id == id)
 
+    @property
+    def gates(self) -> tuple[str, ...]:
+        """Confidence gates that the spec arms, for which alone its programs are made."""
+        confidence = self.spec["round"]["confidence"]
+        armed = {
+            "next_round": confidence["next_round"] > 0,
+            "in_round": confidence["in_round"]["when"] != "never",
+        }
+        return tuple(name for name, is_armed in armed.items() if is_armed)
+
 
 _ENTRIES: dict[str, Any] = {
     "weights": WeightEntry,
     "planes": PlaneEntry,
     "values": ValueEntry,
     "expect": ExpectEntry,
+    "ignore": IgnoreEntry,
     "programs": ProgramEntry,
     "repacks": LaunchEntry,
 }
@@ -243,6 +310,8 @@ def parse_manifest(text: str, place: str) -> Manifest:
             name: _read_entries(LaunchEntry, entries) for name, entries in data["launches"].items()
         }
         data["sequences"] = {k: _tuples(v) for k, v in data["sequences"].items()}
+        if data["head"] is not None:
+            (data["head"],) = _read_entries(HeadEntry, [data["head"]])
         for key in ("cpu_features", "kernels"):
             data[key] = tuple(data[key])
         return Manifest(**data)

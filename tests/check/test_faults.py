@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from tampered import Damage, after_round, tampered
+from tampered import QUICK, Damage, Tampered, after_round, tampered
 
 from memra_runtime.check import run as run_module
-from memra_runtime.check import wiring
+from memra_runtime.check import sessions, wiring
 from memra_runtime.check.arms import run_arms
-from memra_runtime.check.report import FAIL, NOT_CAUGHT, Outcome
-from memra_runtime.check.rig import Rig
+from memra_runtime.check.report import FAIL, NOT_CAUGHT, PASS, Outcome
+from memra_runtime.check.rig import Options, Rig
 from memra_runtime.check.run import run_check, run_checks
+from memra_runtime.device.memory import HostBytes
 from memra_runtime.model import Model
-from memra_runtime.session import Session
+from memra_runtime.session import Session, text
+
+#: Two prompts, so that texts can take turns.
+SESSIONS = Options(prompts=(*QUICK.prompts, "The quick brown fox"), max_new=24, quick=True)
 
 
 def flip(view: np.ndarray[Any, Any], *index: int) -> None:
@@ -177,6 +183,82 @@ def test_a_budget_off_by_one_is_seen(
 
     monkeypatch.setattr(Session, "generate", generate)
     assert "budget" in red(tampered(tiny_model), "requests").difference.what  # type: ignore[union-attr]
+
+
+class Broken(Tampered):
+    """A device on which something that sessions need does another thing."""
+
+    def __init__(self, device: Any, fault: str) -> None:
+        super().__init__(device, instead={"plain": "round"} if fault == "plain drafts" else None)
+        self.fault = fault
+
+    def start(self, name: str) -> None:
+        super().start(name)
+        if self.fault == "a burst loses a token":
+            lost_token(self)
+
+    def put_back(self, spans: Sequence[tuple[int, int]], kept: Any) -> None:
+        data = kept.bytes().copy()
+        self._device.put_back(spans, kept)
+        if self.fault == "the last row is not put back" and (data != 0xFF).any():
+            offset, size = spans[-1]
+            self._device.put_back([(offset + size - 4, 4)], HostBytes(np.zeros(4, np.uint8)))
+
+    def another(self) -> Any:
+        """A second device, which should have planes of its own."""
+        return copy.copy(self._device) if self.fault == "one arena" else self._device.another()
+
+
+SESSION_FAULTS = {
+    "a burst loses a token": "tokens shown and rows committed",
+    "the last row is not put back": "a cache row has other bits",
+    "plain drafts": "drafts after demotion",
+    "one arena": "the text",
+}
+
+
+@pytest.mark.parametrize("fault", SESSION_FAULTS)
+def test_a_broken_session_is_seen(tiny_model: Model, fault: str) -> None:
+    rig = Rig(replace(tiny_model, device=Broken(tiny_model.device, fault)), SESSIONS)
+    outcome = red(rig, "sessions")
+    assert outcome.difference is not None
+    assert outcome.difference.what.startswith(SESSION_FAULTS[fault])
+
+
+def test_a_lost_hidden_row_is_seen(tiny_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text stays right without it; only what the drafter starts from is another."""
+    right = Session.restore
+
+    def restore(self: Session, *args: Any, **options: Any) -> None:
+        right(self, *args, **options)
+        if len(args) == 1:
+            self.device.plane("hidden")[:] = 0
+
+    monkeypatch.setattr(Session, "restore", restore)
+    outcome = red(Rig(tiny_model, SESSIONS), "sessions")
+    assert outcome.difference is not None
+    assert outcome.difference.setting == "restored whole"
+
+
+def test_a_cut_behind_a_turned_ring_is_seen(
+    tiny_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were it not refused, a text that is cut back too far would have other rows."""
+    monkeypatch.setattr(text, "least_kept", lambda *_: 0)
+    monkeypatch.setattr(sessions, "least_kept", lambda manifest, written: written - 20)
+    outcome = red(Rig(tiny_model, Options(max_new=24, quick=True)), "sessions")
+    assert outcome.difference is not None
+    assert "cut back to" in outcome.difference.setting
+
+
+def test_no_room_for_a_second_text_is_said(
+    tiny_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arena = tiny_model.manifest.arena_bytes
+    monkeypatch.setattr(tiny_model.device, "free", lambda: arena - 1)
+    outcome, _ = run_check(Rig(tiny_model, SESSIONS), "sessions")
+    assert outcome.status == PASS
+    assert "two texts at once were not tried" in outcome.notes[0]
 
 
 SHIFTED = {

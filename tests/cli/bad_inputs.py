@@ -85,6 +85,8 @@ FILES = [
         DRAFT, metadata=other_tokens()), "pairing-tokenizer", "token 300", "changed.gguf"),
     running_with("tensor_missing_in_draft", sound_target, lambda w: w.gguf(
         DRAFT, drop=["blk.1.ffn_up.weight"]), "tensor-missing", "blk.1.ffn_up.weight"),
+    running_with("rope_factors_missing", lambda w: w.gguf(
+        TARGET, drop=["rope_freqs.weight"]), sound_draft, "tensor-missing", "rope_freqs.weight"),
     running_with("tensor_extra_in_draft", sound_target, lambda w: w.gguf(
         DRAFT, add={"blk.9.extra.weight": np.ones(4, np.float32)}), "tensor-unused",
         "blk.9.extra.weight"),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,47 +11,20 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="the extra `cuda` is not installed")
 from cli_tools import WEIGHTS, call
+from cuda_host import TARGET
 from fake_cuda import FakeDriver, next_token
 
-from memra_compiler.compile import CompileOptions, compile_spec, load, lower
-from memra_compiler.ir.graph import Module
 from memra_runtime.artifact import load_manifest
-from memra_runtime.device import cuda_driver
 from memra_runtime.device.cuda import CudaDevice
 from memra_runtime.device.cuda_timing import GraphTimer
 from memra_runtime.model import load_model
 from memra_runtime.session import Session
-from tiny_pair import TINY_DRAFT, TINY_SPEC, TINY_TARGET
-
-TARGET = "cuda:sm_90a"
-OVERRIDES = {"runtime.activations": "int8", "runtime.kv": "f16"}
+from tiny_pair import TINY_DRAFT, TINY_TARGET
 
 
-@pytest.fixture(scope="module")
-def artifact(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Path:
-    folder = tmp_path_factory.mktemp("host") / "tiny.memra"
-    options = CompileOptions(target=TARGET, overrides=OVERRIDES, cache=kernel_cache)
-    return compile_spec(TINY_SPEC, folder, options).folder
-
-
-@pytest.fixture(scope="module")
-def module() -> Module:
-    spec, files = load(TINY_SPEC, CompileOptions(target=TARGET, overrides=OVERRIDES))
-    return lower(spec, files, target=TARGET)
-
-
-@pytest.fixture
-def gpu(artifact: Path, module: Module, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
-    fake = FakeDriver(module, load_manifest(artifact))
-    monkeypatch.setattr(cuda_driver, "driver", fake)
-    yield fake
-    gc.collect()  # what is freed is freed here, not by the real driver
-    assert fake.held_bytes == 0
-
-
-def loaded(artifact: Path) -> CudaDevice:
+def loaded(cuda_artifact: Path) -> CudaDevice:
     """No fixture: pytest would hold it for longer than the fake driver is there."""
-    found = load_model(artifact, TINY_TARGET, TINY_DRAFT).device
+    found = load_model(cuda_artifact, TINY_TARGET, TINY_DRAFT).device
     assert isinstance(found, CudaDevice)
     return found
 
@@ -73,10 +44,10 @@ OLD_DRIVER = 12040
 @pytest.mark.parametrize("version", [OLD_DRIVER, 13000])
 @pytest.mark.parametrize("sequence", ["round", "plain"])
 def test_a_round_or_a_burst_is_one_launch_and_one_read(
-    artifact: Path, gpu: FakeDriver, version: int, sequence: str
+    cuda_artifact: Path, gpu: FakeDriver, version: int, sequence: str
 ) -> None:
     gpu.version = version
-    device = loaded(artifact)
+    device = loaded(cuda_artifact)
     session = Session(device)
     session.prime([5, 6, 7], 100)
     before = device.launches, device.reads
@@ -89,9 +60,9 @@ def test_a_round_or_a_burst_is_one_launch_and_one_read(
 
 
 def test_planes_that_are_written_whole_are_not_read_first(
-    artifact: Path, gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch
+    cuda_artifact: Path, gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = loaded(artifact)
+    device = loaded(cuda_artifact)
     plane = device.plane("hidden")
     plane[...] = np.arange(256)
     assert plane[3] == 3
@@ -102,9 +73,9 @@ def test_planes_that_are_written_whole_are_not_read_first(
         plane[...] = np.zeros(256)
 
 
-def test_parts_are_the_launches_of_the_whole(artifact: Path, gpu: FakeDriver) -> None:
+def test_parts_are_the_launches_of_the_whole(cuda_artifact: Path, gpu: FakeDriver) -> None:
     """The timer runs the same kernels in the same order, and times each program's share."""
-    device = loaded(artifact)
+    device = loaded(cuda_artifact)
     session, timer = Session(device), GraphTimer(device)
     session.policy = session.policy.fixed(3)
     seen = {}
@@ -127,8 +98,8 @@ def test_parts_are_the_launches_of_the_whole(artifact: Path, gpu: FakeDriver) ->
         assert times == pytest.approx([1e-6 * len(launches[name])] * len(times))
 
 
-def test_kernels_are_timed_alone(artifact: Path, gpu: FakeDriver) -> None:
-    device = loaded(artifact)
+def test_kernels_are_timed_alone(cuda_artifact: Path, gpu: FakeDriver) -> None:
+    device = loaded(cuda_artifact)
     timer = GraphTimer(device)
     gpu.launched.clear()
     assert timer.kernels("verify", [3, 5, 8], 6) == pytest.approx(3e-6)
@@ -145,10 +116,10 @@ HOW = {OLD_DRIVER: " (one launch and one host read)",
 @pytest.mark.parametrize("version", HOW)
 @pytest.mark.parametrize("more", [(), ("--plain",), ("--depth", "2")])
 def test_run_says_how_rounds_ran(
-    artifact: Path, gpu: FakeDriver, version: int, more: tuple[str, ...]
+    cuda_artifact: Path, gpu: FakeDriver, version: int, more: tuple[str, ...]
 ) -> None:
     gpu.version = version
-    ended = call("memra-run", artifact, *WEIGHTS, "--ids", "5,6,7", "-n", "30", "--strict",
+    ended = call("memra-run", cuda_artifact, *WEIGHTS, "--ids", "5,6,7", "-n", "30", "--strict",
                  "--stats", "--json", *more)  # fmt: skip
     assert ended.code == 0, ended.err
     sequence = "plain" if more == ("--plain",) else "round"
@@ -164,11 +135,11 @@ def test_run_says_how_rounds_ran(
     found = json.loads(ended.out)
     assert found["ids"] == text(7, 30)
     assert stats["launches"] == stats["host_reads"] == round(each * stats["rounds"]) > 0
-    assert stats["peak_memory_bytes"] >= load_manifest(artifact).weight_bytes
+    assert stats["peak_memory_bytes"] >= load_manifest(cuda_artifact).weight_bytes
 
 
-def test_eager_says_so_and_gives_the_same_text(artifact: Path, gpu: FakeDriver) -> None:
-    ended = call("memra-run", artifact, *WEIGHTS, "--ids", "5,6,7", "-n", "30", "--eager",
+def test_eager_says_so_and_gives_the_same_text(cuda_artifact: Path, gpu: FakeDriver) -> None:
+    ended = call("memra-run", cuda_artifact, *WEIGHTS, "--ids", "5,6,7", "-n", "30", "--eager",
                  "--stats", "--json")  # fmt: skip
     assert ended.code == 0, ended.err
     assert "rounds   eager: kernel by kernel, graphs are off (--eager), depth " in ended.err
@@ -176,8 +147,10 @@ def test_eager_says_so_and_gives_the_same_text(artifact: Path, gpu: FakeDriver) 
     assert json.loads(ended.out)["ids"] == text(7, 30)
 
 
-def test_bench_measures_a_cuda_artifact(artifact: Path, gpu: FakeDriver, tmp_path: Path) -> None:
-    ended = call("memra-bench", artifact, *WEIGHTS, "--target", TARGET, "--ids", "5,6,7",
+def test_bench_measures_a_cuda_artifact(
+    cuda_artifact: Path, gpu: FakeDriver, tmp_path: Path
+) -> None:
+    ended = call("memra-bench", cuda_artifact, *WEIGHTS, "--target", TARGET, "--ids", "5,6,7",
                  "--repeat", "2", "--max-new", "8", "--context", "1500", "--json",
                  "--csv", tmp_path / "b.csv")  # fmt: skip
     assert ended.code == 0, ended.err
@@ -185,7 +158,7 @@ def test_bench_measures_a_cuda_artifact(artifact: Path, gpu: FakeDriver, tmp_pat
     assert found["machine"] == "NVIDIA Fake"
     assert found["floor"]["memory_gb_s"] == pytest.approx(4000)
     assert found["per_round"] == {"launches_ratio": 1.0, "reads_ratio": 1.0}
-    launches = load_manifest(artifact).launches
+    launches = load_manifest(cuda_artifact).launches
     for program in found["programs"]:
         if program["name"] != "prefill":  # timed as the host sees it
             assert program["time"]["median_ms"] == pytest.approx(

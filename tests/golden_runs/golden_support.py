@@ -105,6 +105,7 @@ class InterpreterDevice:
 
     def __init__(self, interpreter: Interpreter, manifest: Manifest) -> None:
         self.interpreter, self.manifest = interpreter, manifest
+        self.texts = 0
         self.state: npt.NDArray[np.int32] = interpreter.planes["state"]
 
     def plane(self, name: str) -> np.ndarray:

@@ -56,6 +56,8 @@ class Lives:
         """One life, on one of the devices; the other's text stays as it was."""
         which = int(self.rng.integers(2))
         self.turns[which] = None
+        for device in self.devices:  # tokens asked for in one launch: a round, some, any number
+            device.burst_tokens = int(self.rng.choice([1, 4, 1000]))
         for _ in range(OPERATIONS):
             at = which if self.turns[1 - which] is None or self.rng.random() < 0.8 else 1 - which
             if self.turns[at] is None:
@@ -197,9 +199,10 @@ class Lives:
 def test_a_thousand_lives_equal_plain_decoding(model: Model, oracle: Plain, part: int) -> None:
     assert model.manifest.spec["target"]["vocab"] == VOCAB
     assert next(p.rows for p in model.manifest.programs if p.name == "prefill") == CHUNK
-    lives = Lives(model, oracle, part)
+    lives, usual = Lives(model, oracle, part), model.device.burst_tokens
     for life in range(LIVES // PARTS):
         lives.live(life)
+    model.device.burst_tokens = usual
     for what in ("burst", "generate", "step", "snapshot", "extend", "switch", "prime",
                  "restore whole", "restore shown", "restore cut", "looks"):  # fmt: skip
         assert lives.done[what] > 1, (what, lives.done)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from memra_runtime.artifact import WeightEntry, load_manifest
+from memra_runtime.artifact import HEAD_IDS, HEAD_ROWS, WeightEntry, load_manifest
 from memra_runtime.checkpoint import BLOCKS
 from memra_runtime.device import Device, Progress
 from memra_runtime.model import (
@@ -44,11 +44,16 @@ def synthetic_device(folder: Path, progress: Progress | None = None) -> Device:
     refuse_memory(plan_memory(manifest))
     weights = synthetic_weights(manifest.weights)
     options = {} if manifest.target == "cpu" else {"progress": progress}
-    return made(manifest, folder, weights, **options)
+    device = made(manifest, folder, weights, **options)
+    if manifest.head is not None:  # a trimmed head: which tokens its rows are decides no time
+        ids = device.plane(HEAD_IDS)
+        ids[...] = np.arange(len(ids))
+        device.plane(HEAD_ROWS)[...] = manifest.head.ranked
+    return device
 
 
 def synthetic_weights(entries: Sequence[WeightEntry]) -> list[npt.NDArray[np.uint8]]:
-    """Stored bytes of each weight: ones for vectors, random blocks for matrices."""
+    """Stored bytes of each weight: ones or token ids for vectors, random blocks for matrices."""
     rng = np.random.default_rng(0)
     largest: dict[str, int] = {}
     for entry in entries:
@@ -61,6 +66,8 @@ def synthetic_weights(entries: Sequence[WeightEntry]) -> list[npt.NDArray[np.uin
             return make_weight(entry)
         if len(entry.shape) > 1:
             return pools[entry.format][: entry.bytes]
+        if entry.format in ("i32", "i64"):
+            return np.arange(*entry.shape, dtype=f"int{entry.format[1:]}").view(np.uint8)
         return stored_floats(np.ones(entry.shape, np.float32), entry.format)
 
     return [one(entry) for entry in entries]

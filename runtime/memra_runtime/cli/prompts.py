@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -12,6 +13,9 @@ from memra_runtime.errors import fail
 
 if TYPE_CHECKING:
     from memra_runtime.tokenizer import Tokenizer
+
+#: Tokens produced unless `--max-new` says otherwise or the context ends before.
+DEFAULT_NEW = 128
 
 
 @dataclass(frozen=True)
@@ -22,21 +26,33 @@ class Prompt:
     chat: bool = False
     ids: tuple[int, ...] = ()
 
-    def encode(self, tokenizer: Tokenizer) -> list[int]:
-        """Return the ids of the prompt. Raises: MemraError without a chat template."""
+    def encode(self, tokenizer: Tokenizer, after: Sequence[int] = ()) -> list[int]:
+        """The ids of the prompt, as they follow the ids of a text.
+
+        Raises: MemraError without a chat template.
+        """
         if self.ids:
             return list(self.ids)
+        if self.chat and after:
+            return tokenizer.encode_turn(self.text, after)
         if self.chat:
             return tokenizer.encode_chat([{"role": "user", "content": self.text}])
-        return tokenizer.encode(self.text)
+        return tokenizer.encode(self.text, add_bos=not after) if self.text else []
 
 
 def read_prompt(
-    prompt: str | None, prompt_file: str | None, chat: str | None, ids: str | None
+    prompt: str | None,
+    prompt_file: str | None,
+    chat: str | None,
+    ids: str | None,
+    *,
+    needed: bool = True,
 ) -> Prompt:
-    """Read the one prompt option that is given. Raises: MemraError."""
+    """Read the one prompt option that is given, if one is `needed`. Raises: MemraError."""
     options = {"--prompt": prompt, "--prompt-file": prompt_file, "--chat": chat, "--ids": ids}
     given = [option for option, value in options.items() if value is not None]
+    if not given and not needed:
+        return Prompt()
     if len(given) != 1:
         found = " and ".join(f"`{option}`" for option in given)
         fail(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,16 +25,14 @@ from memra_runtime.cli.app import (
     resolve_artifact,
     teller,
 )
-from memra_runtime.cli.prompts import Prompt, read_prompt
+from memra_runtime.cli.prompts import DEFAULT_NEW, Prompt, read_prompt
 from memra_runtime.errors import fail
 
 if TYPE_CHECKING:
     from memra_runtime.cli.run_report import RunStats
     from memra_runtime.model import MemoryPlan, Model, Opened
     from memra_runtime.session import Session
-
-#: Tokens produced unless `--max-new` says otherwise or the context ends before.
-DEFAULT_NEW = 128
+    from memra_runtime.trim import TrimStats
 
 PromptOption = Annotated[
     str | None,
@@ -102,6 +101,26 @@ EagerOption = Annotated[
     ),
 ]
 
+SessionOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--session",
+        metavar="F",
+        show_default=False,
+        help="Go on with a saved text: the prompt is put behind it; without one, it just goes on.",
+    ),
+]
+SaveSessionOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--save-session",
+        metavar="F",
+        show_default=False,
+        help="Afterwards, save the text with its caches, for `--session`. Fits this artifact and "
+        "these weights only.",
+    ),
+]
+
 EXAMPLE = """
 memra-run model_specs/tiny/gemma4_tiny.yaml --prompt "The quick brown fox" --max-new 40 --stats
 """
@@ -118,6 +137,8 @@ class Request:
     stats: bool
     strict: bool
     eager: bool
+    session: Path | None
+    save_session: Path | None
 
     def __post_init__(self) -> None:
         if self.max_new is not None and self.max_new < 1:
@@ -129,6 +150,13 @@ class Request:
         if self.eager and self.strict:
             fail("usage", "`--eager` launches kernel by kernel, which `--strict` forbids",
                  "--eager --strict", hints=("give one of the two",))  # fmt: skip
+        if self.save_session is not None and not self.save_session.parent.is_dir():
+            fail("save-session", f"there is no folder `{self.save_session.parent}`",
+                 f"--save-session {self.save_session}", hints=("make it first",))  # fmt: skip
+        if self.save_session is not None and self.save_session.is_dir():
+            fail("save-session", "the session would be written over a folder",
+                 f"--save-session {self.save_session}",
+                 hints=("give the name of a file",))  # fmt: skip
 
     @property
     def sequence(self) -> str:
@@ -149,6 +177,8 @@ def run_command(
     stats: StatsOption = False,
     strict: StrictOption = False,
     eager: EagerOption = False,
+    session: SessionOption = None,
+    save_session: SaveSessionOption = None,
     as_json: JsonOption = False,
     cache: CacheOption = DEFAULT_CACHE,
     quiet: QuietOption = False,
@@ -159,14 +189,15 @@ def run_command(
     A spec is compiled first, for the weight files that it names or that are given; the artifact
     is kept in the cache. An artifact needs both `--weights` and `--draft`.
     """
-    given = read_prompt(prompt, prompt_file, chat, ids)
-    request = Request(given, max_new, depth, plain, stats, strict, eager)
+    given = read_prompt(prompt, prompt_file, chat, ids, needed=session is None)
+    request = Request(given, max_new, depth, plain, stats, strict, eager, session, save_session)
     tell = teller(quiet)
     folder, target_file, draft_file = resolve_artifact(path, weights, draft, cache, quiet)
+    from memra_runtime.cli.asked import ask_for, save
     from memra_runtime.cli.loading import load_reported, require_whole
     from memra_runtime.cli.run_report import finish_line, memory_line, rounds_line
     from memra_runtime.model import open_model, plan_memory
-    from memra_runtime.session import Policy, Session, check_request
+    from memra_runtime.session import Policy, Session
 
     opened = open_model(folder, target_file, draft_file)
     if eager and opened.manifest.target == "cpu":
@@ -175,10 +206,10 @@ def run_command(
     policy = Policy.of(opened.manifest)
     if request.depth is not None:
         policy = policy.fixed(request.depth)
-    tokens = request.prompt.encode(opened.tokenizer)
-    room = int(opened.manifest.spec["runtime"]["max_context"]) - len(tokens) + 1
-    wanted = request.max_new or max(1, min(DEFAULT_NEW, room))
-    check_request(opened.manifest, tokens, wanted)  # before gigabytes are read
+    ask = ask_for(
+        opened, request.prompt, request.max_new, request.session
+    )  # before gigabytes are read
+    wanted = ask.max_new
     memory = plan_memory(opened.manifest)
     tell("memory", memory_line(memory))
     for binding in opened.bindings.values():
@@ -189,18 +220,35 @@ def run_command(
     tell("rounds", rounds_line(how, policy, request.plain, request.depth))
     if strict:
         require_whole(model.device)
-    session = Session(model.device, policy, model.tokenizer.eos_ids)
-    session.prime(tokens, wanted)
+    trim = None if request.plain or policy.cap == 0 else model.trim  # nobody drafts: no learning
+    if trim is not None:
+        tell("trim", trim.stats.line())
+    text = Session(model.device, policy, model.tokenizer.eos_ids, trim)
+    if request.plain:
+        text.demote()
+    if ask.saved is None:
+        text.prime(ask.tokens, wanted)
+    else:
+        text.restore(ask.saved, ask.tokens, wanted)
+        tell("session", f"{request.session}: {text.stats.kept_tokens:,} tokens kept, "
+                        f"{text.stats.prompt_tokens:,} run")  # fmt: skip
     before = (model.device.launches, model.device.reads)
-    text, produced = generate(model, session, wanted, request, stream=not as_json)
-    measured = measure(session, request, memory, before)
+    said, produced = generate(model, text, wanted, request, stream=not as_json)
+    learned = replace(trim.stats) if trim is not None else None  # before more rounds are timed
+    if trim is not None and trim.sidecar is not None:
+        tell("sidecar", trim.save())
+    if request.save_session is not None:
+        tell("saved", save(text, request.save_session))
+    measured = measure(text, request, memory, before)
     if as_json:
-        print(json.dumps(answer(opened, session, text, produced, measured), indent=1))
+        print(json.dumps(answer(opened, text, said, produced, measured, learned), indent=1))
     if request.stats:
         say = teller(quiet=False)  # asked for, so said even with --quiet
         for label, line in measured.lines():
             say(label, line)
-        say("finish", finish_line(session.stats.finish, wanted))
+        if learned is not None:
+            say("trim", learned.line())
+        say("finish", finish_line(text.stats.finish, wanted))
     if strict:
         measured.require_whole()
 
@@ -214,7 +262,7 @@ def generate(
         out.reconfigure(errors="replace")  # a terminal that cannot show a character shows `?`
     decoder = model.tokenizer.stream()
     pieces, produced = [], []
-    for token in session.generate(max_new, sequence=request.sequence):
+    for token in session.generate(max_new):
         produced.append(token)
         pieces.append(decoder.push(token))
         if stream and pieces[-1]:
@@ -246,7 +294,12 @@ def measure(
 
 
 def answer(
-    opened: Opened, session: Session, text: str, produced: list[int], measured: RunStats
+    opened: Opened,
+    session: Session,
+    text: str,
+    produced: list[int],
+    measured: RunStats,
+    learned: TrimStats | None,
 ) -> dict[str, Any]:
     """The object that `--json` prints."""
     manifest = opened.manifest
@@ -255,6 +308,7 @@ def answer(
         "ids": produced,
         "finish": session.stats.finish,
         "stats": measured.as_json(),
+        "trim": learned.as_json() if learned is not None else None,
         "versions": {"memra": version("memra"), "compiled_with": dict(manifest.versions)},
         "artifact": {
             "name": manifest.name,

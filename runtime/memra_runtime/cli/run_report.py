@@ -7,6 +7,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from memra_runtime.bench.report import depths_text
 from memra_runtime.cli.app import size
 from memra_runtime.errors import fail
 from memra_runtime.model import MemoryPlan
@@ -37,7 +38,7 @@ def rounds_line(how: str, policy: Policy, plain: bool, depth: int | None) -> str
         return f"{how}, depth 0; the drafter is loaded but not used (--depth 0)"
     if not policy.adaptive:
         return f"{how}, depth {policy.cap} ({'--depth' if depth is not None else 'fixed'})"
-    least = min(policy.floor_short, policy.floor_deep)
+    least = min(policy.floor_short, policy.floor_deep, policy.floor_least)
     return f"{how}, depth {least}..{policy.cap} (accepted_plus_one)"
 
 
@@ -74,6 +75,7 @@ class RunStats:
     """Measured facts of one run; units are in the names. Acceptance = accepted / drafted."""
 
     prompt_tokens: int
+    kept_tokens: int
     prompt_s: float
     tokens: int
     decode_s: float
@@ -89,6 +91,8 @@ class RunStats:
     acceptance: float | None
     attempted_by_position: list[int]
     accepted_by_position: list[int]
+    rounds_by_drafts: list[int]
+    cut_rounds: int
     round_ms: float | None
     split: Split | None
     plain_step_ms: float | None
@@ -103,10 +107,11 @@ class RunStats:
         """The table of `--stats`: (label, text) a line."""
         whole = self.prompt_s + self.decode_s
         alone = f"{self.tokens_per_s:,.1f} tok/s ({self.tokens} tokens in {self.decode_s:.3f} s)"
+        kept = f", behind {self.kept_tokens} that were kept" if self.kept_tokens else ""
         both = f"{self.tokens_per_s_with_prompt:,.1f} tok/s ({whole:.3f} s)"
         rows = [
             ("speed", f"{alone}, with the prompt {both}"),
-            ("prompt", f"{self.prompt_tokens} tokens in {self.prompt_s:.3f} s"),
+            ("prompt", f"{self.prompt_tokens} tokens in {self.prompt_s:.3f} s{kept}"),
         ]
         rows += [("ran", self._ran()), *self._speculation()]
         rows += self._time()
@@ -129,7 +134,8 @@ class RunStats:
             for i, (accepted, tried) in enumerate(pairs, 1)
             if tried
         ]
-        return [*rows, ("", f"by position (accepted/attempted)  {'   '.join(by_position)}")]
+        rows.append(("", f"by position (accepted/attempted)  {'   '.join(by_position)}"))
+        return [*rows, ("", depths_text(self.rounds_by_drafts, self.cut_rounds))]
 
     def _ran(self) -> str:
         rounds = max(self.rounds, 1)
@@ -187,7 +193,7 @@ def split_rounds(session: Session, sequence: str) -> Split | None:
     while rounds < SPLIT_ROUNDS and time.perf_counter() - begin < TIMING_SECONDS:
         if session.position + depth + 1 > session.capacity:
             break
-        session.device.put({"depth": depth})
+        session.device.put({"depth": depth, "doubt": 0})
         for program, times in timer.parts(sequence, depth).items():
             spent[COLUMNS.get(program, "rest")] += sum(times)
         rounds += 1
@@ -226,6 +232,7 @@ def run_stats(
         break_even = max(0.0, (round_ms / plain_ms - 1) * stats.rounds / stats.drafted)
     return RunStats(
         prompt_tokens=stats.prompt_tokens,
+        kept_tokens=stats.kept_tokens,
         prompt_s=stats.prompt_s,
         tokens=stats.tokens,
         decode_s=stats.seconds,
@@ -241,6 +248,8 @@ def run_stats(
         acceptance=stats.acceptance if stats.drafted else None,
         attempted_by_position=stats.attempted_at,
         accepted_by_position=stats.accepted_at,
+        rounds_by_drafts=stats.rounds_at_depth,
+        cut_rounds=stats.cut_rounds,
         round_ms=round_ms,
         split=split,
         plain_step_ms=plain_ms,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from memra_runtime.artifact import Manifest
 from memra_runtime.device.memory import Kept, Spans
@@ -49,6 +50,12 @@ class Device(Protocol):
     def value(self, program: str, name: str) -> Any:
         """A result that `program` left in the arena."""
 
+    def write_rows(self, weight: str, rows: npt.NDArray[np.uint8], first: int, last: int) -> None:
+        """Replace rows `[first, last)` of a trimmed head, between launches and in place.
+
+        `rows` [all rows, bytes of one] is all of the head, as stored.
+        """
+
     def launch(self, name: str) -> None:
         """Run a sequence, or one program as `run_NAME`."""
 
@@ -85,3 +92,15 @@ class Device(Protocol):
 
     def put_back(self, spans: Spans, kept: Kept) -> None:
         """Write what was kept, here or on another device of the same artifact."""
+
+
+def calls(device: Device, sequence: str) -> Iterator[str]:
+    """The programs of a sequence in the order of a round, for a caller that launches each itself.
+
+    A program may lower the counter that it is repeated by, so that is read before each run.
+    """
+    for program, repeat in device.manifest.sequences[sequence]:
+        runs = 0
+        while runs < (device.get(repeat) if repeat else 1):
+            yield program
+            runs += 1

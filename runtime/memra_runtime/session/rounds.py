@@ -9,7 +9,7 @@ device can repeat them itself.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 
 import numpy as np
@@ -22,11 +22,12 @@ from memra_runtime.artifact import (
     STATE_ACCEPTED,
     STATE_ATTEMPTED,
 )
-from memra_runtime.device import Device
+from memra_runtime.device import Device, calls
 from memra_runtime.errors import fail
 from memra_runtime.session.policy import Policy
 from memra_runtime.session.stats import Stats
 from memra_runtime.session.text import Text
+from memra_runtime.trim import HeadTrim
 
 #: Programs of a round by the phase they are timed under.
 PHASES = {"begin": "draft", "draft": "draft", "verify": "verify"}
@@ -38,9 +39,15 @@ class Rounds:
     """The text on a device, and what makes it longer."""
 
     def __init__(
-        self, device: Device, policy: Policy | None = None, eos: Iterable[int] = ()
+        self,
+        device: Device,
+        policy: Policy | None = None,
+        eos: Iterable[int] = (),
+        trim: HeadTrim | None = None,
     ) -> None:
+        """`trim` is the drafter's head, if it is trimmed and shall learn from this session."""
         self.device = device
+        self.trim = trim
         self.policy = policy or Policy.of(device.manifest)
         self.eos = frozenset(eos)
         if len(self.eos) > MAX_EOS:
@@ -90,6 +97,7 @@ class Rounds:
 
     def _claim(self) -> None:
         self._closed()
+        self.policy.check(self.device.manifest)
         self.device.texts += 1
         self._number = self.device.texts
 
@@ -142,7 +150,9 @@ class Rounds:
         else:
             self.device.launch(sequence)
         self._check_sound()
-        return self._drain(sequence)
+        tokens = self._drain(sequence)
+        self._learn(tokens)
+        return tokens
 
     def burst(self, tokens: int, sequence: str | None = None) -> Iterator[list[int]]:
         """Show at least `tokens` more tokens of the text, as they come; end on a round boundary.
@@ -186,10 +196,12 @@ class Rounds:
             self._round(sequence, timed)
             yield
             return
+        if self.trim is not None:
+            wanted = min(wanted, self.trim.launch_tokens)
         wanted = max(1, min(wanted, device.burst_tokens, RING_TOKENS - BATCH_ROWS))
         device.put({"burst_end": self._read + wanted})
         device.start(f"{sequence}_burst")
-        done, self._open = False, True
+        done, self._open, before = False, True, len(self.text.tokens)
         try:
             while not done:
                 done = device.done()
@@ -202,15 +214,24 @@ class Rounds:
                 time.sleep(POLL_S)
                 done = device.done()
             self._drain(sequence)
+            self._learn(self.text.tokens[before:])
             self._open = False
         self._check_sound()
 
+    def _learn(self, tokens: Sequence[int]) -> None:
+        """Let a trimmed head learn committed tokens and all choices of the last round.
+
+        Choices behind a rejected draft count, too: they foretell what the next rounds will want.
+        """
+        if self.trim is not None and self.trim.room:
+            choices = self.device.plane("choice")[: self.device.get("drafted") + 1]
+            self.trim.learn_choices([*tokens, *choices.tolist()])
+
     def _launch_timed(self, sequence: str) -> None:
         device, spent = self.device, self.stats.phase_s
-        for program, repeat in device.manifest.sequences[sequence]:
+        for program in calls(device, sequence):
             start = time.perf_counter()
-            for _ in range(device.get(repeat) if repeat else 1):
-                device.launch(f"run_{program}")
+            device.launch(f"run_{program}")
             phase = PHASES.get(program, "rest")
             spent[phase] = spent.get(phase, 0.0) + time.perf_counter() - start
 
@@ -286,6 +307,7 @@ class Rounds:
         stats.rounds = device.get("rounds")
         stats.drafted = device.get("total_drafted")
         stats.accepted = device.get("total_accepted")
+        stats.cut_rounds = device.get("cuts")
         depth = max(self.policy.cap, 1)
         for name, at in (("attempted_at", STATE_ATTEMPTED), ("accepted_at", STATE_ACCEPTED)):
             setattr(stats, name, [int(n) for n in device.state[at : at + min(depth, MAX_DEPTH)]])

@@ -8,7 +8,13 @@ from collections.abc import Sequence
 from memra_runtime.artifact import STATE_ATTEMPTED, slot
 from memra_runtime.session.request import check_request
 from memra_runtime.session.rounds import Rounds
-from memra_runtime.session.snapshot import Snapshot, check_fits, row_spans, take
+from memra_runtime.session.snapshot import (
+    Snapshot,
+    check_fits,
+    row_spans,
+    rows_wanted,
+    take,
+)
 from memra_runtime.session.stats import Stats
 from memra_runtime.session.text import Text, continuation
 
@@ -43,6 +49,7 @@ class Session(Rounds):
         does not fit, or a windowed cache no longer holds what the first row would read.
         """
         self._own()
+        self.policy.check(self.device.manifest)
         tokens, start = continuation(self.device.manifest, self.text, self.pending, suffix, keep)
         check_request(self.device.manifest, tokens, max_new)
         self._run(tokens, start)
@@ -71,20 +78,16 @@ class Session(Rounds):
         self._closed()
         check_fits(snapshot, self.device)
         manifest, text = self.device.manifest, snapshot.text.copy()
-        whole = not suffix and keep in (None, len(text.tokens))
-        if whole:
-            check_request(manifest, text.tokens, max_new)
-            tokens, start = text.tokens, len(text.tokens)
-        else:
-            tokens, start = continuation(manifest, text, snapshot.pending, suffix, keep)
-            check_request(manifest, tokens, max_new)
+        tokens, start = rows_wanted(manifest, snapshot, suffix, keep, max_new)
         self._claim()
         device = self.device
         device.put_back(row_spans(manifest, len(text.tokens)), snapshot.rows)
         self.text = text
-        if not whole:
+        if start < len(tokens):
             self._run(tokens, start)
             return
+        if self.trim is not None:
+            self.trim.learn_prompt(tokens)  # as a cold start would
         device.plane("hidden")[...] = snapshot.hidden
         device.plane("forced")[:] = -1
         device.state[:] = snapshot.state
@@ -107,6 +110,8 @@ class Session(Rounds):
         """Run the rows of `tokens` from `start` on, the last one as a step that predicts."""
         begin = time.perf_counter()
         device, text = self.device, self.text
+        if self.trim is not None:
+            self.trim.learn_prompt(tokens)
         device.state[:] = 0
         device.plane("forced")[:] = -1
         device.put({"position": start, "capacity": self.capacity, **self.policy.counters()})
@@ -119,7 +124,7 @@ class Session(Rounds):
         device.put({"pending": tokens[-1]})
         device.launch("prime")
         device.state[STATE_ATTEMPTED:] = 0
-        device.put({"rounds": 0, "total_drafted": 0, "total_accepted": 0})
+        device.put({"rounds": 0, "total_drafted": 0, "total_accepted": 0, "cuts": 0})
         text.seams = (*(seam for seam in text.seams if seam <= start), len(tokens))
         text.tokens, text.shown = tokens, len(tokens)
         text.written = max(text.written, len(tokens))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,8 @@ from memra_runtime.artifact import Manifest, PlaneEntry
 from memra_runtime.device import DTYPES, Device
 from memra_runtime.device.memory import Kept, refuse_more
 from memra_runtime.errors import fail
-from memra_runtime.session.text import Text, least_kept
+from memra_runtime.session.request import check_request
+from memra_runtime.session.text import Text, continuation, least_kept
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,11 @@ class Snapshot:
     hidden: npt.NDArray[np.float32]
     pending: int
     rows: Kept
+
+    @property
+    def shown(self) -> list[int]:
+        """The tokens that were shown; the pending one may be the last."""
+        return [*self.text.tokens, self.pending][: self.text.shown]
 
     def describe(self, manifest: Manifest) -> str:
         """What it holds and what can be restored from it."""
@@ -70,6 +77,21 @@ def take(device: Device, text: Text) -> Snapshot:
         manifest.build_key, device.weights_id, text.copy(), state,
         np.array(device.plane("hidden")), device.get("pending"), device.keep(spans),
     )  # fmt: skip
+
+
+def rows_wanted(manifest: Manifest, snapshot: Snapshot, suffix: Sequence[int], keep: int | None,
+                max_new: int) -> tuple[list[int], int]:  # fmt: skip
+    """The text that a restored session holds, and the first row that runs.
+
+    Raises: MemraError for what the snapshot cannot give back or the context cannot hold.
+    """
+    text = snapshot.text
+    if not suffix and keep in (None, len(text.tokens)):
+        tokens, start = list(text.tokens), len(text.tokens)
+    else:
+        tokens, start = continuation(manifest, text, snapshot.pending, suffix, keep)
+    check_request(manifest, tokens, max_new)
+    return tokens, start
 
 
 def check_fits(snapshot: Snapshot, device: Device) -> None:

@@ -156,3 +156,28 @@ class Tokenizer:
         if self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
         return ids
+
+    def encode_turn(self, content: str, text: Sequence[int]) -> list[int]:
+        """Encode a user's next message, to be put behind `text`, which ends with a reply.
+
+        What the template writes behind a reply closes it, unless the reply has its end already.
+        Raises: MemraError as `render_chat`.
+        """
+        reply = "reply-to-be-cut-off"  # words that a template has no reason to change
+        messages = [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": reply},
+            {"role": "user", "content": content},
+        ]
+        _, found, turn = self.render_chat(messages).partition(reply)
+        if not found:
+            fail(
+                "chat-template",
+                "the model's chat template leaves out earlier replies, so no turn can follow one",
+                self.place,
+                hints=("begin anew with the whole conversation as `--prompt`",),
+            )
+        ids = self.encode(turn, add_bos=False)
+        if text and ids and text[-1] == ids[0] and ids[0] in self.eos_ids:
+            del ids[0]
+        return ids
