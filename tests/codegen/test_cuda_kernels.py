@@ -42,6 +42,7 @@ from memra_compiler.ops.quantise import (
     RMSNormAddQuantise,
     RMSNormQuantise,
 )
+from memra_compiler.ops.residual import BranchNorms, ResidualNorms
 from memra_compiler.ops.rope import NormRope, Rope, RopeAngles
 from memra_compiler.ops.settle import Accept, AdaptDepth, Commit, Rollback
 from memra_compiler.ops.state import Positions, ReadRow, ReadTokens, WriteRows
@@ -116,6 +117,20 @@ def kernels(g: Geometry) -> Iterator[tuple[str, Maker]]:
             f"rmsnorm_add_quantise_{to}",
             lambda a, q=q: k.rmsnorm_add_launches(
                 RMSNormAddQuantise(), a, x, x, w, w, one, x, q, splits=s
+            ),
+        )
+        three = {"to": (to, "f32", to), "factors": (1.0, 0.125, 1.0)}
+        next_norms = (w, w, w, one, x, q, x, q)
+        yield (
+            f"residual_norms_{to}",
+            lambda a, three=three, rest=next_norms: ResidualNorms(**three).lower_cuda(
+                a, x, split, w, *rest
+            ),
+        )
+        yield (
+            f"branch_norms_{to}",
+            lambda a, three=three, rest=next_norms: BranchNorms(**three).lower_cuda(
+                a, x, split, split, w, w, w, *rest
             ),
         )
         yield (
