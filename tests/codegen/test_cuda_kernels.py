@@ -176,7 +176,7 @@ def kernels(g: Geometry) -> Iterator[tuple[str, Maker]]:
     ids, clusters = TensorType((g.vocab,), "i64"), g.vocab // 128
     scores, best = rows(clusters), rows(4, dtype="i32")
     yield "top_clusters", lambda a: TopClusters(4).lower_cuda(a, scores, best)
-    for form in FORMATS:
+    for form in FORMATS if g.name == "tiny" else ("q8_0",):
         table = TensorType((g.vocab, 256), form)
         yield (
             f"cluster_logits_{form}",
