@@ -17,7 +17,7 @@ from typing import Any
 from memra_runtime.errors import fail
 
 #: Raised whenever the meaning of the manifest or of the device block changes.
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 
 #: The compiled programs of a CPU artifact.
 LIBRARY = "programs.so"
