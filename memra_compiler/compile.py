@@ -15,7 +15,7 @@ from memra_compiler.passes.pipeline import Watch, run_passes
 from memra_compiler.rounds.programs import build_module
 from memra_compiler.spec import Spec, load_spec, weight_files
 from memra_compiler.spec.archs import Checkpoints
-from memra_runtime.artifact import ExpectEntry, Manifest
+from memra_runtime.artifact import ExpectEntry, IgnoreEntry, Manifest
 from memra_runtime.checkpoint import open_checkpoint
 
 
@@ -81,7 +81,12 @@ def spec_facts(spec: Spec) -> SpecFacts:
         for section in ("target", "drafter")
         for e in spec.expected(section)
     )
-    return SpecFacts(spec.resolved(), spec.digest, expect)
+    ignore = tuple(
+        IgnoreEntry("draft" if section == "drafter" else section, pattern, reason)
+        for section in ("target", "drafter")
+        for pattern, reason in spec.arch(section).ignored(spec).items()
+    )
+    return SpecFacts(spec.resolved(), spec.digest, expect, ignore)
 
 
 def compile_spec(

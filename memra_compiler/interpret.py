@@ -80,8 +80,11 @@ class Interpreter:
         more = True
         while more:
             for call in sequence.calls:
-                for _ in range(self.counter(call.repeat) if call.repeat else 1):
+                times, runs = self.counter(call.repeat) if call.repeat else 1, 0
+                while runs < times:
                     self._program(self.module.programs[call.program])
+                    runs += 1
+                    times = self.counter(call.repeat) if call.live else times
             more = bool(sequence.loop) and self.counter(sequence.loop) != 0
 
     def _program(self, program: Program) -> None:

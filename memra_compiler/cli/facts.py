@@ -174,7 +174,7 @@ def plan_facts(module: Module) -> dict[str, Any]:
     faults = [p.fault for p in module.programs.values() if p.fault]
     sequences = {
         s.name + (f" while {s.loop}" if s.loop else ""): [
-            {"program": c.program, "repeat": c.repeat} for c in s.calls
+            {"program": c.program, "repeat": "at most " * c.live + c.repeat} for c in s.calls
         ]
         for s in module.sequences.values()
         if not any(s.name.endswith(f"_fault_{fault}") for fault in faults)

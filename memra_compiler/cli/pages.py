@@ -147,7 +147,21 @@ def _round(policy: Mapping[str, Any]) -> str:
             text += f" below {floor['boundary']:,} tokens and {floor['deep']} from there"
     else:
         text += f", then {depth['policy']}"
-    return f"{text}; accepts {policy['accept']}"
+    return f"{text}; {_doubt(policy['confidence'])}accepts {policy['accept']}"
+
+
+def _doubt(confidence: Mapping[str, Any]) -> str:
+    """What confidence gates do, where any is armed."""
+    parts, cut = [], confidence["in_round"]
+    if cut["when"] != "never":
+        rounds = "" if cut["when"] == "always" else " in deep contexts after a miss"
+        fate = "keeps" if cut["doubtful"] == "keep" else "drops"
+        first = ", even the first" if confidence["first"] == "may_skip" else ""
+        parts.append(f"ends a chain below confidence {cut['threshold']:g}{rounds} and {fate} that "
+                     f"draft{first}; ")  # fmt: skip
+    if confidence["next_round"] > 0:
+        parts.append(f"bounds the next depth by confidence {confidence['next_round']:g}; ")
+    return "".join(parts)
 
 
 def _arena(memory: Mapping[str, int]) -> str:

@@ -21,6 +21,7 @@ from memra_compiler.ops.base import Cost
 from memra_runtime.artifact import (
     LIBRARY,
     ExpectEntry,
+    IgnoreEntry,
     Manifest,
     PlaneEntry,
     ProgramEntry,
@@ -41,6 +42,7 @@ class SpecFacts:
     resolved: Mapping[str, Any]
     digest: str
     expect: tuple[ExpectEntry, ...]
+    ignore: tuple[IgnoreEntry, ...] = ()
 
 
 class Tools(Protocol):
@@ -110,7 +112,7 @@ def build_artifact(
     Raises: MemraError when the folder cannot be written or is something else.
     """
     text = print_module(without_folders(module))
-    product = f"{version('memra')} {facts.expect!r}"
+    product = f"{version('memra')} {facts.expect!r} {facts.ignore!r}"
     key = content_key(text, facts.digest, product, tools.target, tools.identity())
     known = _up_to_date(folder, key)
     if known is not None:
@@ -202,6 +204,7 @@ def _manifest(
         "planes": tuple(planes),
         "values": tuple(values),
         "expect": facts.expect,
+        "ignore": facts.ignore,
         "programs": tuple(_cost(module, name) for name in module.programs),
         "sequences": sequences,
         "loops": {s.name: s.loop for s in module.sequences.values() if s.loop},

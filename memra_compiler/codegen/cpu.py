@@ -195,9 +195,13 @@ def _sequence_entry(
             program = module.programs[call.program]
             if not call.repeat:
                 _emit_program(T, module, program, symbols, table, arena, weights)
-                continue
-            with T.serial(_counter(T, module, arena, call.repeat)):
-                _emit_program(T, module, program, symbols, table, arena, weights)
+            elif not call.live:
+                with T.serial(_counter(T, module, arena, call.repeat)):
+                    _emit_program(T, module, program, symbols, table, arena, weights)
+            else:
+                done, most = (_counter_buffer(T, module, arena, n) for n in ("step", call.repeat))
+                with T.While(tirx.BufferLoad(done, [0]) < tirx.BufferLoad(most, [0])):
+                    _emit_program(T, module, program, symbols, table, arena, weights)
 
     def emit(T: Any, arena: Any, weights: Any) -> None:
         if not sequence.loop:

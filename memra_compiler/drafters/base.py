@@ -87,5 +87,7 @@ class DraftPlace:
     batch: str
     forced: str
     carry: str
+    #: Whether a gate reads how sure the drafter is of each draft.
+    weighs: bool
     #: layer(program, section, index, kind, positions, ends)
     layer: Callable[[ProgramBuilder, str, int, str, str, str], LayerBuild]

@@ -5,7 +5,7 @@ Source: the gemma4 assistant (transformers `models/gemma4_assistant`, llama.cpp 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import ClassVar, Literal
 
 from memra_compiler.drafters.base import DrafterParams, DraftPlace, DraftPositions
@@ -16,6 +16,8 @@ from memra_compiler.layers.params import Params, Problem, Seq, param
 from memra_compiler.ops.activation import Concat, SoftCap
 from memra_compiler.ops.argmax import ArgMax
 from memra_compiler.ops.chain import DraftToken
+from memra_compiler.ops.clusters import ClusterLogits, ClusterToken, TopClusters
+from memra_compiler.ops.confidence import Confidence, WeighDraft
 from memra_compiler.ops.embed import Embed
 from memra_compiler.ops.norm import RMSNorm
 from memra_compiler.ops.state import Positions, ReadRow, ReadTokens, WriteRows
@@ -58,6 +60,84 @@ class ChainedCarry(Params):
     )
 
 
+class CentroidHead(Params):
+    """Only the tokens of the best clusters get logits; the others cannot be drafted.
+
+    `centroids` scores the clusters, `token_ordering` lists the tokens of each. Costs less than the
+    full head and now and then drafts another token; the text stays the same.
+    """
+
+    example: ClassVar[str] = "centroids: {count: 2048, active: 32}\n"
+
+    count: int = param(auto=True, ge=1, doc="Clusters; must divide the vocabulary.")
+    active: int = param(auto=True, ge=1, doc="Best clusters whose tokens get logits.")
+
+    def check(self) -> Iterator[Problem]:
+        if self.active > self.count:
+            yield Problem(
+                ("active",),
+                f"{self.active} of {self.count} clusters cannot be active",
+                label=f"must be at most {self.count}",
+                because=((("count",), "`count`"),),
+            )
+
+    def logits(
+        self, b: ProgramBuilder, x: str, table: str, width: int, vocab: int
+    ) -> tuple[str, Callable[[str], str]]:
+        """Emit the logits of the best clusters; returns them, and what makes a place a token."""
+        at, module, size = ("drafter", "head", "centroids"), b.module, vocab // self.count
+        shape = (self.count, width)
+        centroids = module.weight("drafter", "centroids", shape, "matrix", path=at)
+        ordering = module.weight("drafter", "ordering", (vocab,), "ids", path=at)
+        scores = b.linear(x, centroids, label="drafter.centroids", path=at)
+        best = b.one(TopClusters(self.active), scores, label="drafter.clusters", path=at)
+        head = ClusterLogits(size)
+        logits = b.one(head, x, best, ordering, table, label="drafter.head", path=at)
+
+        def token(place: str) -> str:
+            pick = ClusterToken(size)
+            return b.one(pick, place, best, ordering, label="drafter.cluster_token", path=at)
+
+        return logits, token
+
+
+class ChainedHead(DraftHead):
+    """From the last hidden state of a chained drafter to logits."""
+
+    example: ClassVar[str] = "head: {tied: true, centroids: {count: 2048, active: 32}}\n"
+
+    centroids: CentroidHead | None = param(
+        None,
+        auto=True,
+        default_words="absent: the whole vocabulary",
+        doc="Look only at the tokens of the best clusters. A file that has clusters may be used "
+        "with the full head, too; `auto` uses them if there are any.",
+    )
+
+    def choose(
+        self, b: ProgramBuilder, x: str, width: int, vocab: int, weighs: bool
+    ) -> tuple[str, str]:
+        """Emit the choice of a token for the normed row `x [1, width]`; `weighs`: and how sure.
+
+        Confidence is over the rows that the head looks at.
+        """
+        at, module = ("drafter", "head"), b.module
+        role = "embed" if self.tied else "head"
+        table = module.weight("drafter", role, (vocab, width), "embed", path=at)
+        if self.centroids is not None:
+            logits, pick = self.centroids.logits(b, x, table, width, vocab)
+        else:
+            logits, pick = b.linear(x, table, label="drafter.head", path=at), None
+        if self.softcap is not None:
+            logits = b.one(SoftCap(self.softcap), logits, label="drafter.softcap", path=at)
+        row, sure = b.one(ArgMax(), logits, label="drafter.choice", path=at), ""
+        if weighs:
+            at = ("round", "confidence")
+            sure = b.one(Confidence(), logits, row, label="drafter.confidence", path=at)
+            b.keep(sure)
+        return (pick(row) if pick else row), sure
+
+
 class ChainedParams(DrafterParams):
     """A small transformer run once per drafted token; it appends to no cache."""
 
@@ -70,7 +150,7 @@ class ChainedParams(DrafterParams):
         "(`anchored`, how the gemma4 assistant is trained), or N + j (`advancing`). The choice "
         "changes acceptance, never a token.",
     )
-    head: DraftHead = param(doc="From the last hidden state to logits.")
+    head: ChainedHead = param(doc="From the last hidden state to logits.")
 
     def build(self, b: ProgramBuilder, place: DraftPlace) -> None:
         """Emit one draft step: token j of the chain to token j + 1."""
@@ -101,14 +181,11 @@ class ChainedParams(DrafterParams):
             x = self.layer_kinds[kind].build(layer, x)
         norm = module.weight("drafter", "output_norm", (self.width,), "norm")
         x = b.one(RMSNorm(self.norm_eps), x, norm, label="drafter.output_norm")
-        at = ("drafter", "head")
-        role = "embed" if self.head.tied else "head"
-        head = module.weight("drafter", role, (place.vocab, self.width), "embed", path=at)
-        logits = b.linear(x, head, label="drafter.head", path=at)
-        if self.head.softcap is not None:
-            logits = b.one(SoftCap(self.head.softcap), logits, label="drafter.softcap", path=at)
-        choice = b.one(ArgMax(), logits, label="drafter.choice", path=at)
+        choice, sure = self.head.choose(b, x, self.width, place.vocab, place.weighs)
         b.emit(DraftToken(), choice, state, place.forced, batch, label="drafter.draft")
+        if sure:
+            at = ("round", "confidence")
+            b.emit(WeighDraft(), sure, state, label="drafter.weigh", path=at)
         via = ("drafter", "carry", "via")
         weight = module.weight("drafter", self.carry.via, (width, self.width), "matrix", path=via)
         carry = b.linear(x, weight, label="drafter.post_projection", path=via)

@@ -103,10 +103,15 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One step of a sequence: run `program`, once or as often as the counter `repeat` says."""
+    """One step of a sequence: run `program`, once or as often as the counter `repeat` says.
+
+    `live`: the program, which counts its runs in `step`, may lower that counter: it is looked at
+    before each run.
+    """
 
     program: str
     repeat: str = ""
+    live: bool = False
 
 
 @dataclass(frozen=True, slots=True)

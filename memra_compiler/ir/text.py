@@ -38,13 +38,28 @@ def print_module(module: Module) -> str:
     if module.sequences:
         lines.append("")
     for sequence in module.sequences.values():
-        calls = [f"{c.program} * {c.repeat}" if c.repeat else c.program for c in sequence.calls]
+        calls = [_print_call(c) for c in sequence.calls]
         loop = f" while {sequence.loop}" if sequence.loop else ""
         lines.append(f"sequence {sequence.name} {{ {'; '.join(calls)} }}{loop}")
     if module.arena:
         lines.append("")
     lines += [f"arena {place or 'bytes'} = {offset}" for place, offset in module.arena.items()]
     return "\n".join(lines) + "\n"
+
+
+#: Before a counter that a repeated program may lower.
+_LIVE = "at most "
+
+
+def _print_call(call: Call) -> str:
+    """`draft * drafted`, or `draft * at most drafted` where that may fall meanwhile."""
+    times = f" * {_LIVE if call.live else ''}{call.repeat}" if call.repeat else ""
+    return f"{call.program}{times}"
+
+
+def _parse_call(text: str) -> Call:
+    program, _, times = (part.strip() for part in text.partition("*"))
+    return Call(program, times.removeprefix(_LIVE), times.startswith(_LIVE))
 
 
 def _program_lines(program: Program) -> Iterator[str]:
@@ -210,8 +225,8 @@ class _Parser:
 
     def _sequence(self, line: str) -> None:
         m = _match(_SEQUENCE, line)
-        calls = [Call(*(p.strip() for p in c.split("*"))) for c in m["calls"].split(";")]
-        self.sequences[m["name"]] = Sequence(m["name"], tuple(calls), m["loop"] or "")
+        calls = tuple(_parse_call(call) for call in m["calls"].split(";"))
+        self.sequences[m["name"]] = Sequence(m["name"], calls, m["loop"] or "")
 
     def _arena(self, line: str) -> None:
         m = _match(_ARENA, line)

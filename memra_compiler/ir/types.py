@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from memra_compiler.ir.errors import IRError
 
 #: Bytes of one element of the plain data types.
-DTYPE_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i32": 4, "u8": 1}
+DTYPE_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i32": 4, "i64": 8, "u8": 1}
 
 #: (elements, bytes) of one block of the quantised storage formats, as llama.cpp lays them out.
 BLOCK_FORMATS = {

@@ -23,6 +23,7 @@ from memra_compiler.layers.params import (
     param,
     raise_problems,
 )
+from memra_compiler.layers.per_layer_input import PerLayerInput
 from memra_compiler.ops.activation import Add, Scale
 
 Format = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k"]
@@ -108,6 +109,11 @@ class LayerKind(Params):
     ffn: Annotated[FfnParams, KeyedChoice(FfnParams)] = param(
         doc="The feed-forward part, as one key: its kind, with the fields of that kind."
     )
+    per_layer_input: PerLayerInput | None = param(
+        None,
+        default_words="absent: none",
+        doc="The last part of a layer of a target with `per_layer_embed`, which reads its slice.",
+    )
     out_scale: bool = param(
         False, auto=True, doc="Whether the layer's output is multiplied by a learned scalar."
     )
@@ -118,6 +124,8 @@ class LayerKind(Params):
         x = self._join(b, x, self.mixer.build(b, a), "post_attention_norm")
         z = b.norm(x, "ffn_norm", at=("norms",))
         x = self._join(b, x, self.ffn.build(b, z, x), "post_ffw_norm")
+        if self.per_layer_input is not None:
+            x = self.per_layer_input.build(b, x)
         if self.out_scale:
             x = b.run(Scale(), x, b.weight("out_scale", 1, use="norm"), part="out_scale")
         return x

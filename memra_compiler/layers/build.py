@@ -17,10 +17,14 @@ from memra_runtime.errors import Position
 
 #: (section, role, layer, bare names of its own) -> accepted names in a weight file.
 WeightNames = Callable[[str, str, int | None, tuple[str, ...]], tuple[str, ...]]
-#: (section, names, use) -> storage format; `use` is matrix, embed or norm, fields of `formats`.
+#: (section, names, use) -> storage format; `use` is matrix, embed or norm, fields of `formats`, or
+#: ids (of tokens).
 WeightFormat = Callable[[str, tuple[str, ...], str], str]
 #: A path of the spec -> where it is written.
 Positions = Callable[[tuple[str | int, ...]], Position | None]
+
+#: Key of the per-layer embeddings among a step's shared values.
+PER_LAYER_INPUTS = ("per layer inputs",)
 
 #: By activations of the spec: formats of the rows that meet quantised and 16-bit float matrices.
 ROWS = {"f32": ("f32", "f32"), "bf16": ("bf16", "bf16"), "int8": ("a8", "bf16")}
@@ -204,6 +208,8 @@ class LayerBuild:
     cache_rows: Callable[[int | None], tuple[int, bool]]
     #: Type of cached keys and values.
     kv_dtype: str
+    #: Width of a layer's slice of the per-layer embeddings, 0 without any.
+    per_layer_width: int = 0
 
     @property
     def path(self) -> tuple[str | int, ...]:
@@ -249,6 +255,10 @@ class LayerBuild:
     def linear(self, x: str, weight: str, *, part: str, at: tuple[str, ...] = ()) -> str:
         """Append a matrix product of this layer."""
         return self.program.linear(x, weight, label=self.label(part), path=(*self.path, *at))
+
+    def per_layer_inputs(self) -> str:
+        """The per-layer embeddings of this step's rows, `[T, layers * per_layer_width]`."""
+        return self.program.shared[PER_LAYER_INPUTS]
 
     def angles(self, head_dim: int, base: float, rotated: int, factors: bool) -> str:
         """Rotary angles of this step, made once for all layers that turn alike.

@@ -1,4 +1,7 @@
-"""Attention that projects only a query and reads keys and values that another layer appended."""
+"""Attention that projects only a query and reads keys and values that another layer appended.
+
+A drafter's layers read those of the target; the last layers of a target may read an earlier one's.
+"""
 
 from __future__ import annotations
 
@@ -56,11 +59,13 @@ class QueryAttentionParams(MixerParams):
         words="`last_own(KIND)`, KIND being a layer kind of the target",
         doc="Whose keys and values are read: those of the last target layer of that kind.",
     )
-    visible_rows: Literal["window_minus_1", "window", "window_plus_1"] = param(
-        "window_minus_1",
-        doc="How many of the last committed rows a windowed layer sees. `window_minus_1` is the "
-        "target's own rule at the query's position, which has no row yet. The choice changes "
-        "acceptance, never a token.",
+    visible_rows: Literal["window_minus_1", "window", "window_plus_1"] | None = param(
+        None,
+        default_words="absent: the target's own rule",
+        doc="How many of the last committed rows a windowed layer of a drafter sees. The target's "
+        "own rule is `window_minus_1`, for the query's position has no row yet. The choice "
+        "changes acceptance, never a token. A layer of the target sees its window and has no "
+        "choice.",
     )
 
     @property
@@ -68,14 +73,12 @@ class QueryAttentionParams(MixerParams):
         """Name of the target's layer kind that `kv_target` points at."""
         return self.kv_target[len("last_own(") : -1]
 
-    @property
-    def visible(self) -> int | None:
-        """Committed rows that a query sees at most; None means all of them."""
+    def visible(self, section: str) -> int | None:
+        """Rows that a query of `target` or `drafter` sees at most; None means all of them."""
         if self.window is None:
             return None
-        return (
-            self.window + {"window_minus_1": -1, "window": 0, "window_plus_1": 1}[self.visible_rows]
-        )
+        rows = self.visible_rows or ("window" if section == "target" else "window_minus_1")
+        return self.window + {"window_minus_1": -1, "window": 0, "window_plus_1": 1}[rows]
 
     def check(self) -> Iterator[Problem]:
         yield from rope_problems(self.rope, self.head_dim)
@@ -92,7 +95,7 @@ class QueryAttentionParams(MixerParams):
         q = b.run(Rope(), q, self.rope.angles(b, d), part="q_rope", at=at)
         caches = (f"?{self.kv_target}.k", f"?{self.kv_target}.v")
         (y,) = b.program.emit(
-            Attention(self.scale, b.span(self.visible)),
+            Attention(self.scale, b.span(self.visible(b.section))),
             q,
             b.ends,
             *caches,

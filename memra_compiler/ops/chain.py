@@ -17,7 +17,7 @@ from memra_compiler.ops.state import (
     random_state,
     tokens,
 )
-from memra_runtime.artifact import slot
+from memra_runtime.artifact import MAX_DEPTH, slot
 
 
 @op("begin")
@@ -27,9 +27,12 @@ class Begin(StateOp):
 
     Before: `pending` and `@hidden` belong to row N-1. After: batch[0] is the pending token, the
     chain starts at step 0 from the target's hidden row, and `rows` counts the rows to verify.
+    A chain that `cuts` may be ended by `weigh_draft`; on CUDA it then repeats by the condition of
+    a graph's node, which is set here first.
     """
 
     plain: bool = False
+    cuts: bool = False
 
     operands = (
         Operand("state", "@", "update"),
@@ -50,6 +53,7 @@ class Begin(StateOp):
         state[slot("step")] = 0
         state[slot("drafted")] = depth
         state[slot("rows")] = depth + 1
+        state[slot("doubtful")] = MAX_DEPTH
         return ()
 
     def lower_cpu(self, k: Kernel, *buffers: Buffer) -> None:
@@ -61,6 +65,7 @@ class Begin(StateOp):
         self.put(k, state, "step", 0)
         self.put(k, state, "drafted", depth)
         self.put(k, state, "rows", depth + 1)
+        self.put(k, state, "doubtful", MAX_DEPTH)
 
     def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
         from memra_compiler.ops.cuda_state import begin_launches
@@ -71,8 +76,9 @@ class Begin(StateOp):
     def samples(cls) -> Sequence[Sample]:
         row = TensorType((32,))
         values = (random_state(position=7, depth=3, pending=5, step=9),)
-        return [Sample((STATE, BATCH, row, row), (("plain", p),), values=values)
-                for p in (True, False)]  # fmt: skip
+        ways: list[dict[str, bool]] = [{"plain": True}, {}, {"cuts": True}]
+        return [Sample((STATE, BATCH, row, row), tuple(way.items()), values=values)
+                for way in ways]  # fmt: skip
 
 
 @op("draft_token")

@@ -11,6 +11,9 @@ from memra_compiler.ops.cuda import TILE_ROWS, CudaArch, Launch
 #: C++ types of the float formats.
 C_TYPES = {"f32": "float", "f16": "__half", "bf16": "__nv_bfloat16"}
 
+#: C++ types of stored token ids.
+ID_TYPES = {"i32": "int", "i64": "long long"}
+
 #: The same of cache rows.
 CACHE_TYPES = C_TYPES | {"q8_0_rows": "Q8"}
 

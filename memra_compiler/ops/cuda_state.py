@@ -24,13 +24,13 @@ from memra_compiler.ops.state import Positions, ReadRow, ReadTokens, WriteRows
 
 THREADS = 256
 ONE_BLOCK = (1, 1, 1)
-#: Parts of the vocabulary that look for their best logit at once.
+#: Parts of the vocabulary that look for their best logit, or add up, at once.
 ARGMAX_PARTS = 64
 
 
 @dataclass(frozen=True)
 class NoParams:
-    """`state/advance.cu.j2`, `state/accept.cu.j2`."""
+    """`state/advance.cu.j2`, `accept`, `again` and `weigh_draft`."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class BeginParams:
     size: int
     threads: int
     plain: bool
+    cuts: bool
 
 
 @dataclass(frozen=True)
@@ -129,9 +130,13 @@ def write_rows_launches(op: WriteRows, arch: CudaArch, *types: TensorType) -> tu
 
 
 def begin_launches(op: Begin, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
-    """Start a round: its token, its depth, and the hidden row the chain starts from."""
-    params = BeginParams(types[2].elements, THREADS, op.plain)
-    return (launch(arch, "state/begin.cu.j2", params, ONE_BLOCK, THREADS),)
+    """Start a round: its token, its depth, and the hidden row the chain starts from.
+
+    One whose chain may be cut takes the handles of two conditional nodes.
+    """
+    params = BeginParams(types[2].elements, THREADS, op.plain, op.cuts)
+    made = launch(arch, "state/begin.cu.j2", params, ONE_BLOCK, THREADS)
+    return (replace(made, graph_handles=2 if op.cuts else 0),)
 
 
 def draft_token_launches(op: DraftToken, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
@@ -192,13 +197,14 @@ class ArgMaxChoiceParams:
     parts: int
 
 
-def _parts(vocab: int) -> int:
+def vocabulary_parts(vocab: int) -> int:
+    """Parts of the vocabulary that are gone through at once."""
     return min(ARGMAX_PARTS, ceil_div(vocab, VECTOR * THREADS))
 
 
 def argmax_scratch_floats(op: ArgMax, logits: TensorType) -> int:
     """Scratch of `argmax_launches`: a key of 64 bits a row and part."""
-    return 2 * bound(logits) * _parts(columns(logits))
+    return 2 * bound(logits) * vocabulary_parts(columns(logits))
 
 
 def argmax_launches(
@@ -207,7 +213,7 @@ def argmax_launches(
     """The best id of each row: parts of the vocabulary, then the choice among them."""
     logits = types[0]
     vocab, rows = columns(logits), bound(logits)
-    parts = _parts(vocab)
+    parts = vocabulary_parts(vocab)
     first = ArgMaxPartsParams(vocab, parts, THREADS, splits, whole_tiles(rows), op.suppress)
     return (
         launch(arch, "head/argmax_parts.cu.j2", first, (parts, rows, 1), THREADS),

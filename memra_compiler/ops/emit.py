@@ -35,7 +35,10 @@ LANES = 16
 
 Expr = Any
 
-_TVM_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "uint16", "i32": "int32", "u8": "uint8"}
+_TVM_DTYPES = {
+    "f32": "float32", "f16": "float16", "bf16": "uint16", "i32": "int32", "i64": "int64",
+    "u8": "uint8",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from memra_compiler.ops.base import (
     op,
     type_bytes,
 )
+from memra_compiler.ops.cuda import CudaArch, Launch
 from memra_compiler.ops.emit import LANES, Buffer, Kernel
 from memra_compiler.ops.linear import (
     MAX_ROWS,
@@ -80,6 +81,7 @@ class ExpertsGated(Op):
 
     operands = (Operand("x"), Operand("ids"), Operand("w", "$"))
     variadic = True
+    settles = True
 
     def width(self, weights: Sequence[TensorType]) -> int:
         """F, the width of an expert."""
@@ -145,6 +147,11 @@ class ExpertsGated(Op):
             value = activate(k, self.act, k.let(k.load(held, i * LANES, LANES)))
             k.store(y, i * LANES, value * k.load(y, i * LANES, LANES), LANES)
 
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        from memra_compiler.ops.cuda_experts import experts_gated_launches
+
+        return experts_gated_launches(self, arch, *types)
+
     @classmethod
     def samples(cls) -> Sequence[Sample]:
         ids = (("ids", _random_ids(6, 3, 8)),)
@@ -176,6 +183,7 @@ class ExpertsDown(Op):
     experts: int = 1
 
     operands = (Operand("h"), Operand("ids"), Operand("shares"), Operand("w", "$"))
+    reads_early = ("ids",)
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         h, ids, shares, w = types
@@ -222,6 +230,17 @@ class ExpertsDown(Op):
                 k.store(total, 0, k.fma(share, part, held, TILE_ROWS), TILE_ROWS)
             k.store(y, t * each + n * TILE_ROWS, k.load(total, 0, TILE_ROWS), TILE_ROWS)
 
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        from memra_compiler.ops.cuda_experts import experts_down_launches
+
+        return experts_down_launches(self, arch, *types)
+
+    def scratch_bytes_cuda(self, arch: CudaArch, *types: TensorType) -> int:
+        from memra_compiler.ops.cuda_experts import experts_down_scratch
+
+        _, ids, _, _, out = types
+        return experts_down_scratch(ids, out)
+
     @classmethod
     def samples(cls) -> Sequence[Sample]:
         ids, attrs = (("ids", _random_ids(6, 3, 8)),), (("experts", 8),)
@@ -234,6 +253,10 @@ class ExpertsDown(Op):
             *((replace(h, dtype=kind), chosen, shares, w) for kind in ROUNDINGS),
         )
         return [Sample(one, attrs, rows=6, values=ids) for one in types]
+
+
+#: Both ops on the weights of experts.
+EXPERTS = (ExpertsGated, ExpertsDown)
 
 
 def _random_ids(rows: int, active: int, experts: int) -> Callable[[np.random.Generator], Array]:

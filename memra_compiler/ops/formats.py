@@ -195,6 +195,8 @@ def dequantise(data: npt.NDArray[np.uint8], type: TensorType) -> npt.NDArray[np.
     shape = type.max_shape
     if type.dtype == "f32":
         return data.view(np.float32).reshape(shape).astype(np.float64)
+    if type.dtype in ("i32", "i64"):  # token ids, which float64 holds exactly
+        return data.view(f"int{8 * DTYPE_BYTES[type.dtype]}").reshape(shape).astype(np.float64)
     if type.dtype == "f16":
         return data.view(np.float16).reshape(shape).astype(np.float64)
     if type.dtype == "bf16":

@@ -18,13 +18,15 @@ from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.base import Op, expect
 from memra_compiler.ops.cuda import Argument, CudaArch, Scheduled
 from memra_compiler.ops.cuda_linear import FORMATS
-from memra_compiler.ops.cuda_params import C_TYPES, whole_tiles
+from memra_compiler.ops.cuda_params import C_TYPES, ID_TYPES, whole_tiles
 from memra_compiler.ops.emit import Lazy
 
 ir, s_tir, te, tirx = (Lazy(f"tvm.{name}") for name in ("ir", "s_tir", "te", "tirx"))
 
-_TVM_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i32": "int32"}
-_C_TYPES = C_TYPES | {"i32": "int"}
+_TVM_DTYPES = {
+    "f32": "float32", "f16": "float16", "bf16": "bfloat16", "i32": "int32", "i64": "int64",
+}  # fmt: skip
+_C_TYPES = C_TYPES | ID_TYPES
 
 
 @dataclass
@@ -53,7 +55,8 @@ class TeOperand:
         planes, dtype = self.type.planes, _TVM_DTYPES[self.type.dtype]
         if self.is_weight:
             self.placeholder = te.placeholder(shape, dtype, self.name)
-            wide = lambda *at: self.placeholder[at].astype("float32")  # noqa: E731
+            value = "int32" if self.type.dtype in ID_TYPES else "float32"
+            wide = lambda *at: self.placeholder[at].astype(value)  # noqa: E731
             return te.compute(shape, wide, f"{self.name}_value")
         if planes == 1:
             self.placeholder = te.placeholder((self.rows, *shape), dtype, self.name)

@@ -20,7 +20,15 @@ from memra_compiler.ops.state import (
     random_state,
     tokens,
 )
-from memra_runtime.artifact import BATCH_ROWS, MAX_EOS, STATE_ACCEPTED, STATE_ATTEMPTED, slot
+from memra_runtime.artifact import (
+    BATCH_ROWS,
+    MAX_DEPTH,
+    MAX_EOS,
+    STATE_ACCEPTED,
+    STATE_ATTEMPTED,
+    slot,
+)
+from memra_runtime.artifact import STATE as COUNTERS
 
 
 @op("accept")
@@ -226,9 +234,14 @@ class AdaptDepth(StateOp):
     """Choose the next round's depth: the one place where a depth is ever decided.
 
     Adaptive: clamp(m + 1, floor(N), cap); fixed: cap. Then never more than the context still
-    holds: N + depth + 1 <= capacity, and never below 0. Once `floor_patience` rounds in a row have
-    accepted none of their drafts, the floor is 1 at most. `fresh` starts a session at
+    holds: N + depth + 1 <= capacity, and never below 0. `fresh` starts a session at
     `depth_initial`.
+
+    Once `floor_patience` rounds in a row have accepted none of their drafts, the floor is 1 at
+    most; with `floor_least` 0 rounds rest, without a draft, and one is tried after `floor_probe`
+    of them. If draft f was the first below `late_below`, the next depth is at most f + 1 or the
+    floor. And it says below which confidence that round's chain ends (`doubt`): `cut_below`, in
+    every round (`cut_always`) or, from `floor_boundary` on, after one that was not all accepted.
     """
 
     fresh: bool = False
@@ -240,41 +253,59 @@ class AdaptDepth(StateOp):
 
     def reference(self, rows: int, *arrays: Array) -> tuple[Array, ...]:
         (state,) = arrays
-        n, cap = int(state[slot("position")]), int(state[slot("depth_cap")])
-        floor = int(
-            state[slot("floor_short" if n < state[slot("floor_boundary")] else "floor_deep")]
+        at = {name: int(state[slot(name)]) for name in COUNTERS}
+        n, cap, drafted, accepted = (
+            at[s] for s in ("position", "depth_cap", "drafted", "accepted")
         )
-        wanted = int(state[slot("depth_initial")]) if self.fresh else cap
-        if self.fresh or state[slot("accepted")]:
-            state[slot("misses")] = 0
-        elif state[slot("drafted")]:
-            state[slot("misses")] += 1
-        if state[slot("misses")] >= state[slot("floor_patience")]:
+        deep = n >= at["floor_boundary"]
+        floor = at["floor_deep" if deep else "floor_short"]
+        misses = 0 if self.fresh or accepted else at["misses"] + (drafted > 0)
+        tired = misses >= at["floor_patience"]
+        idle = at["idle"] + 1 if tired and not drafted and not self.fresh else 0
+        if tired:
             floor = min(floor, 1)
-        if state[slot("adaptive")] and not self.fresh:
-            wanted = max(int(state[slot("accepted")]) + 1, floor)
-        room = int(state[slot("capacity")]) - n - 1
-        state[slot("depth")] = max(0, min(wanted, cap, room))
+        wanted = at["depth_initial"] if self.fresh else cap
+        if at["adaptive"] and not self.fresh:
+            wanted = min(max(accepted + 1, floor), max(at["doubtful"] + 1, min(floor, cap)))
+            if tired and not at["floor_least"] and idle < at["floor_probe"]:
+                wanted = 0
+        doubts = at["cut_always"] or (deep and not self.fresh and accepted < drafted)
+        state[slot("misses")], state[slot("idle")] = misses, idle
+        state[slot("doubt")] = at["cut_below"] if doubts else 0
+        state[slot("depth")] = max(0, min(wanted, cap, at["capacity"] - n - 1))
         return ()
 
     def lower_cpu(self, k: Kernel, *buffers: Buffer) -> None:
         (state,) = buffers
-        n, cap = (k.let(self.get(k, state, s)) for s in ("position", "depth_cap"))
-        short, deep = (self.get(k, state, s) for s in ("floor_short", "floor_deep"))
-        floor = k.let(k.select(n < self.get(k, state, "floor_boundary"), short, deep))
-        wanted = self.get(k, state, "depth_initial")
-        misses = k.int32(0)
-        if not self.fresh:
-            missed = k.select(self.get(k, state, "drafted") > 0, k.int32(1), k.int32(0))
-            accepted = self.get(k, state, "accepted") > 0
-            misses = k.select(accepted, k.int32(0), self.get(k, state, "misses") + missed)
-        misses = k.let(misses)
-        self.put(k, state, "misses", misses)
-        low = k.select(misses >= self.get(k, state, "floor_patience"), k.int32(1), floor)
-        floor = k.let(k.minimum(floor, low))
-        if not self.fresh:
-            more = k.clamp(self.get(k, state, "accepted") + 1, floor, cap)
-            wanted = k.select(self.get(k, state, "adaptive") == 1, more, cap)
+        names = ("position", "depth_cap", "drafted", "accepted")
+        n, cap, drafted, accepted = (k.let(self.get(k, state, s)) for s in names)
+        one, none = k.int32(1), k.int32(0)
+        deep = k.let(k.select(n >= self.get(k, state, "floor_boundary"), one, none))
+        short, long = (self.get(k, state, s) for s in ("floor_short", "floor_deep"))
+        floor = k.let(k.select(deep == 1, long, short))
+        cut, always = (k.let(self.get(k, state, s)) for s in ("cut_below", "cut_always"))
+        if self.fresh:
+            self.put(k, state, "misses", 0)
+            self.put(k, state, "idle", 0)
+            self.put(k, state, "doubt", k.select(always == 1, cut, none))
+            wanted = self.get(k, state, "depth_initial")
+        else:
+            missed = k.let(k.select(drafted > 0, one, none))
+            misses = k.let(k.select(accepted > 0, none, self.get(k, state, "misses") + missed))
+            tired = k.let(k.select(misses >= self.get(k, state, "floor_patience"), one, none))
+            rested = k.both(tired == 1, missed == 0)
+            idle = k.let(k.select(rested, self.get(k, state, "idle") + 1, none))
+            floor = k.let(k.minimum(floor, k.select(tired == 1, one, floor)))
+            sure = k.maximum(self.get(k, state, "doubtful") + 1, k.minimum(floor, cap))
+            more = k.minimum(k.maximum(accepted + 1, floor), sure)
+            rests = k.both(self.get(k, state, "floor_least") == 0,
+                           idle < self.get(k, state, "floor_probe"))  # fmt: skip
+            more = k.select(k.both(tired == 1, rests), none, more)
+            wanted = k.let(k.select(self.get(k, state, "adaptive") == 1, more, cap))
+            doubts = k.either(always == 1, k.both(deep == 1, accepted < drafted))
+            self.put(k, state, "doubt", k.select(doubts, cut, none))
+            self.put(k, state, "misses", misses)
+            self.put(k, state, "idle", idle)
         room = self.get(k, state, "capacity") - n - 1
         self.put(k, state, "depth", k.clamp(k.clamp(wanted, 0, cap), 0, room))
 
@@ -287,12 +318,19 @@ class AdaptDepth(StateOp):
     def samples(cls) -> Sequence[Sample]:
         def sample(fresh: bool, **slots: int) -> Sample:
             base = {"capacity": 100, "depth_cap": 5, "floor_short": 4, "floor_deep": 1,
-                    "floor_boundary": 50, "floor_patience": 2, "adaptive": 1, "drafted": 5,
-                    "depth_initial": 3}  # fmt: skip
+                    "floor_boundary": 50, "floor_patience": 2, "floor_least": 1,
+                    "floor_probe": 3, "adaptive": 1, "drafted": 5, "depth_initial": 3,
+                    "doubtful": MAX_DEPTH, "cut_below": 9}  # fmt: skip
             return Sample((STATE,), (("fresh", fresh),), values=(random_state(**base | slots),))
 
         cases = [{"position": p, "accepted": m} for p in (7, 60, 96, 99, 100) for m in (0, 3, 5)]
         cases += [{"adaptive": 0}, {"depth_cap": 0}, {"depth_cap": 2, "accepted": 2}]
         cases += [{"misses": n, "drafted": d} for n in (0, 1, 2) for d in (0, 3)]
         cases += [{"misses": 7, "accepted": 2}, {"misses": 7, "floor_short": 0}]
+        rest = {"misses": 7, "floor_least": 0}
+        cases += [rest | {"idle": i, "drafted": d} for i in (0, 1, 2, 3) for d in (0, 1)]
+        cases += [rest | {"misses": 1, "drafted": 0}, rest | {"adaptive": 0, "drafted": 0}]
+        cases += [{"doubtful": f, "accepted": 4, "position": p} for f in (0, 2, 5) for p in (7, 60)]
+        cases += [{"accepted": m, "cut_always": a, "position": p}
+                  for m in (3, 5) for a in (0, 1) for p in (7, 60)]  # fmt: skip
         return [sample(fresh, **case) for case in cases for fresh in (False, True)]

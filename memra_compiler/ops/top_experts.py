@@ -9,6 +9,7 @@ import numpy as np
 
 from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.base import Array, Op, Operand, Sample, expect, fixed, op
+from memra_compiler.ops.cuda import CudaArch, Launch
 from memra_compiler.ops.emit import Buffer, Kernel
 
 #: Magnitudes from here on are no logits: infinities, and whatever compares false.
@@ -32,6 +33,7 @@ class TopExperts(Op):
     active: int = 1
 
     operands = (Operand("logits"), Operand("scale", "$"))
+    adds_planes = ("logits",)
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         logits, scale = types
@@ -96,6 +98,11 @@ class TopExperts(Op):
                 own = k.floats(scale, k.load(experts, at), 1)
                 share = k.let(k.load(shares, at) / k.load(total, 0) * own)
                 k.store(shares, at, k.select(whole, share, k.const(float("nan"))))
+
+    def lower_cuda(self, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+        from memra_compiler.ops.cuda_experts import top_experts_launches
+
+        return top_experts_launches(self, arch, *types, splits=types[0].planes)
 
     @classmethod
     def samples(cls) -> Sequence[Sample]:

@@ -8,19 +8,22 @@ order. How a product is cut decides its bits: those of `verify` must be cut as t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from memra_compiler.ir.errors import OpError
 from memra_compiler.ir.graph import Module, Node, Program, Weight
 from memra_compiler.ir.types import PIECE_BYTES, TILE_ROWS, TensorType
+from memra_compiler.ops.base import Op
+from memra_compiler.ops.clusters import ClusterLogits
 from memra_compiler.ops.cuda import CudaArch, cuda_arch
+from memra_compiler.ops.cuda_experts import experts_read_tiles, experts_sum_order
 from memra_compiler.ops.cuda_linear import reads_tiles, sum_order, weight_layout
 from memra_compiler.ops.cuda_products import product_planes
 from memra_compiler.ops.embed import Embed
+from memra_compiler.ops.experts import EXPERTS, ExpertsDown
 from memra_compiler.ops.linear import PRODUCTS, GatedLinear
 from memra_runtime.errors import fail
-
-_MATRIX_OPS = (*PRODUCTS, Embed)
 
 
 def assign_layouts(module: Module) -> Module:
@@ -31,21 +34,24 @@ def assign_layouts(module: Module) -> Module:
     arch = cuda_arch(module.target)
     if arch is None:
         return module
-    matrices = {
-        operand[1:]
-        for _, node in module.nodes()
-        if isinstance(node.op, _MATRIX_OPS)
-        for operand in node.inputs
-        if operand.startswith("$")
-    }
 
-    as_stored = {
-        operand[1:]
+    def read_by(*ops: type[Op]) -> set[str]:
+        return {
+            operand[1:]
+            for _, node in module.nodes()
+            if isinstance(node.op, ops)
+            for operand in node.inputs
+            if operand.startswith("$")
+        }
+
+    products = read_by(*PRODUCTS, *EXPERTS)
+    matrices = products | read_by(Embed)
+    # rows of a table that meets nothing else are read as well as they lie
+    as_stored = (matrices - products) | read_by(ClusterLogits)
+    as_stored |= {
+        name
         for program, node in module.nodes()
-        if isinstance(node.op, PRODUCTS)
-        for x, *weights in [module.operand_types(program, node)]
-        for operand, type in zip(node.inputs[1:], weights, strict=True)
-        if not reads_tiles(arch, x, type)
+        for name in _read_as_stored(module, program, node, arch)
     }
 
     def place(name: str, weight: Weight) -> Weight:
@@ -69,6 +75,20 @@ def assign_layouts(module: Module) -> Module:
     for program in laid_out.programs.values():
         check_early_reads(program)
     return laid_out
+
+
+def _read_as_stored(module: Module, program: Program, node: Node, arch: CudaArch) -> Iterator[str]:
+    """Matrices that the products of a node read as the file stores them."""
+    types = module.operand_types(program, node)
+    for operand, type in zip(node.inputs, types, strict=True):
+        if not operand.startswith("$"):
+            continue
+        if isinstance(node.op, EXPERTS):
+            tiles = experts_read_tiles(node.op, arch, *types)
+        else:
+            tiles = not isinstance(node.op, PRODUCTS) or reads_tiles(arch, types[0], type)
+        if not tiles:
+            yield operand[1:]
 
 
 def check_early_reads(program: Program) -> None:
@@ -124,6 +144,8 @@ def _cut(module: Module, program: Program, node: Node, arch: CudaArch) -> tuple[
     """What decides how a node's results lie and, of a product, in which order they are summed."""
     outputs = [program.values[name] for name in node.outputs]
     layouts = tuple(type.layout for type in outputs)
+    if isinstance(node.op, EXPERTS):
+        return *layouts, *experts_sum_order(node.op, arch, *module.operand_types(program, node))
     if not isinstance(node.op, PRODUCTS):
         return layouts
     x, *weights = module.operand_types(program, node)
@@ -133,6 +155,9 @@ def _cut(module: Module, program: Program, node: Node, arch: CudaArch) -> tuple[
 
 def _product_layout(module: Module, program: Program, node: Node, arch: CudaArch) -> str:
     """`planesN` for the outputs of a matrix product, else `row`."""
+    if isinstance(node.op, ExpertsDown) and _readers_add(program, node):
+        _, ids, *_ = module.operand_types(program, node)
+        return f"planes{ids.max_shape[1]}"
     if not isinstance(node.op, PRODUCTS):
         return "row"
     if not _readers_add(program, node):

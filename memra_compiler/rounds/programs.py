@@ -14,13 +14,19 @@ from typing import TYPE_CHECKING
 from memra_compiler.drafters.base import DraftPlace
 from memra_compiler.ir.graph import Module
 from memra_compiler.ir.types import CACHE_DTYPES
-from memra_compiler.layers.build import LayerBuild, ModuleBuilder, ProgramBuilder
+from memra_compiler.layers.build import (
+    PER_LAYER_INPUTS,
+    LayerBuild,
+    ModuleBuilder,
+    ProgramBuilder,
+)
 from memra_compiler.ops.activation import SoftCap
 from memra_compiler.ops.again import Again
 from memra_compiler.ops.argmax import ArgMax
 from memra_compiler.ops.chain import Advance, Begin
 from memra_compiler.ops.embed import Embed
 from memra_compiler.ops.norm import RMSNorm
+from memra_compiler.ops.per_layer import PerLayerMix
 from memra_compiler.ops.settle import Accept, AdaptDepth, Commit, Rollback
 from memra_compiler.ops.state import Positions, ReadTokens, StateOp, WriteRows
 from memra_runtime.artifact import BATCH_ROWS, MAX_EOS, RING_TOKENS, STATE_SIZE
@@ -44,7 +50,7 @@ def build_module(spec: Spec, checkpoints: Checkpoints, target: str = "cpu") -> M
         for name in names if file is not None else ():
             if name in file.tensors:  # type: ignore[union-attr]
                 return file.tensors[name].format  # type: ignore[union-attr]
-        return str(getattr(getattr(spec, section).formats, use))
+        return "i32" if use == "ids" else str(getattr(getattr(spec, section).formats, use))
 
     def weight_names(
         section: str, role: str, layer: int | None, own: tuple[str, ...]
@@ -96,7 +102,8 @@ class _Rounds:
         for name, plain in (("begin", False), ("begin_plain", True)):
             b = ProgramBuilder(self.module, name)
             source = "?target.hidden_post_norm"
-            b.emit(Begin(plain), self.state, self.batch, source, self.carry,
+            cuts = self.spec.round.confidence.cuts and not plain
+            b.emit(Begin(plain, cuts), self.state, self.batch, source, self.carry,
                    label=f"round.{name}", path=at, types=())  # fmt: skip
             b.finish()
         self.step("accept", Accept(), self.state, self.batch, self.choice)
@@ -127,10 +134,10 @@ class _Rounds:
         self, b: ProgramBuilder, section: str, index: int, kind: str, positions: str, ends: str
     ) -> LayerBuild:
         stack = getattr(self.spec, section)
-        kv = self.spec.runtime.kv
+        kv, per_layer = self.spec.runtime.kv, self.spec.target.per_layer_embed
         return LayerBuild(
             b, section, index, kind, stack.width, stack.norm_eps, positions, ends,
-            self.cache_rows, CACHE_DTYPES.get(kv, kv),
+            self.cache_rows, CACHE_DTYPES.get(kv, kv), per_layer.width if per_layer else 0,
         )  # fmt: skip
 
     def hidden_rows(self, b: ProgramBuilder, tokens: str) -> str:
@@ -145,10 +152,29 @@ class _Rounds:
         )
         scale = target.embed.factor(target.width)
         x = b.one(Embed(scale), ids, table, label="target.embed", path=at)
+        if target.per_layer_embed is not None:
+            b.shared[PER_LAYER_INPUTS] = self.per_layer_inputs(b, ids, x)
         for index, kind in target.layer_sequence():
             layer = self.layer(b, "target", index, kind, positions, ends)
             x = target.layer_kinds[kind].build(layer, x)
         return x
+
+    def per_layer_inputs(self, b: ProgramBuilder, ids: str, x: str) -> str:
+        """Emit the per-layer embeddings of a step: a slice for every layer, side by side."""
+        target, at = self.spec.target, ("target", "per_layer_embed")
+        assert target.per_layer_embed is not None
+        part, module = target.per_layer_embed.width, self.module
+        size = len(target.layers) * part
+        shape = (target.vocab, size)
+        table = module.weight("target", "per_layer_embed", shape, "embed", path=at)
+        token = b.one(Embed(part**0.5), ids, table, label="target.per_layer_token", path=at)
+        shape = (size, target.width)
+        weight = module.weight("target", "per_layer_context", shape, "matrix", path=at)
+        context = b.linear(x, weight, label="target.per_layer_context", path=at)
+        norm = module.weight("target", "per_layer_norm", (part,), "norm", path=at)
+        # the context is divided by sqrt(width) before its norm: the same as an eps times the width
+        mix = PerLayerMix(target.norm_eps * target.width)
+        return b.one(mix, context, token, norm, label="target.per_layer_inputs", path=at)
 
     def prefill(self) -> None:
         b = ProgramBuilder(self.module, "prefill", self.prefill_rows, "rows")
@@ -182,7 +208,8 @@ class _Rounds:
         target = self.spec.target
         place = DraftPlace(
             target.width, target.vocab, target.embed.factor(target.width),
-            self.state, self.batch, self.forced, self.carry, partial(self.layer),
+            self.state, self.batch, self.forced, self.carry, self.spec.round.confidence.armed,
+            partial(self.layer),
         )  # fmt: skip
         self.spec.drafter.build(b, place)
         b.finish()

@@ -42,8 +42,20 @@ def check_sections(sections: Sections) -> Iterator[Problem]:
     if drafter:
         yield from check_arch("drafter", drafter.arch)
         yield from _formats(("drafter",), drafter, drafter.width, drafter.formats)
+    if target:
+        yield from _per_layer(target)
+    if drafter:
+        for name, kind in drafter.layer_kinds.items():
+            if kind.per_layer_input is not None:
+                yield Problem(
+                    ("drafter", "layer_kinds", name, "per_layer_input"),
+                    "a drafter has no per-layer embeddings",
+                    label="leave it out",
+                    at_key=True,
+                )
     if target and drafter:
         yield from _readers(target, ("drafter",), drafter, inside=False)
+        yield from _clusters(target, drafter)
     if sections.runtime:
         yield from _context(sections.runtime, target, sections.round)
     if sections.runtime and target:
@@ -100,6 +112,40 @@ def _formats(section: Path, stack: Stack, width: int, formats: Formats) -> Itera
             return
 
 
+def _clusters(target: Target, drafter: DrafterParams) -> Iterator[Problem]:
+    """Check that a centroid head shares the vocabulary out evenly."""
+    head = getattr(drafter, "head", None)
+    centroids = getattr(head, "centroids", None)
+    if centroids is not None and target.vocab % centroids.count:
+        yield Problem(
+            ("drafter", "head", "centroids", "count"),
+            f"{centroids.count} clusters cannot share {target.vocab} tokens evenly",
+            label=f"must divide vocab = {target.vocab}",
+            because=((("target", "vocab"), "`vocab`"),),
+        )
+
+
+def _per_layer(target: Target) -> Iterator[Problem]:
+    """Check that per-layer embeddings are there if a layer reads them, and read if they are."""
+    readers = [n for n, kind in target.layer_kinds.items() if kind.per_layer_input is not None]
+    if readers and target.per_layer_embed is None:
+        yield Problem(
+            ("target", "layer_kinds", readers[0], "per_layer_input"),
+            f"layer kind `{readers[0]}` reads per-layer embeddings, which `target` does not have",
+            label="nothing to read",
+            hint="declare `target.per_layer_embed`",
+            at_key=True,
+        )
+    if target.per_layer_embed is not None and not readers:
+        yield Problem(
+            ("target", "per_layer_embed"),
+            "no layer kind reads the per-layer embeddings",
+            label="never read",
+            hint="give the layer kinds that read them `per_layer_input`",
+            at_key=True,
+        )
+
+
 def _readers(target: Target, section: Path, stack: Stack, *, inside: bool) -> Iterator[Problem]:
     """Check every layer kind that reads keys and values of a target layer."""
     for name, kind in stack.layer_kinds.items():
@@ -116,6 +162,13 @@ def _readers(target: Target, section: Path, stack: Stack, *, inside: bool) -> It
                     at_key=True,
                 )
             continue
+        if inside and mixer.visible_rows is not None:
+            yield Problem(
+                (*here, "visible_rows"),
+                f"`{name}` is a layer of the target, which sees exactly its window",
+                label="leave it out",
+                hint="another choice would change the text; in a drafter it changes acceptance",
+            )
         source = target.layer_kinds.get(mixer.kv_kind)
         if source is None or not isinstance(source.mixer, AttentionParams):
             owners = [k for k, v in target.layer_kinds.items() if v.mixer.owns_kv]

@@ -16,10 +16,14 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from memra_compiler.drafters.base import DrafterParams
-from memra_compiler.drafters.chained import ChainedCarry, ChainedInput
+from memra_compiler.drafters.chained import (
+    CentroidHead,
+    ChainedCarry,
+    ChainedHead,
+    ChainedInput,
+)
 from memra_compiler.layers.attention import RopeParams
 from memra_compiler.layers.base import (
-    DraftHead,
     FfnParams,
     Formats,
     LayerKind,
@@ -27,10 +31,11 @@ from memra_compiler.layers.base import (
     MixerParams,
 )
 from memra_compiler.layers.params import Params, summary
-from memra_compiler.rounds.policy import Depth, DepthFloor, RoundPolicy
+from memra_compiler.layers.per_layer_input import PerLayerInput
+from memra_compiler.rounds.policy import Confidence, Depth, DepthFloor, InRound, RoundPolicy
 from memra_compiler.spec.archs import known_archs
 from memra_compiler.spec.fields import Slot, describe, field_slots, or_list
-from memra_compiler.spec.schema import Embed, Root, Runtime, Target, TargetHead
+from memra_compiler.spec.schema import Embed, PerLayerEmbed, Root, Runtime, Target, TargetHead
 
 AUTO = {"const": "auto", "description": "read it from the weight file"}
 
@@ -80,13 +85,15 @@ def _with_auto(node: Any) -> Any:
 def _as_changes(node: Any) -> Any:
     """Return the schema of a partial mapping: nothing is required, `null` is allowed anywhere."""
     node = copy.deepcopy(node)
+    # a change may delete one kind of a layer's part (`gated: null`) and name another
+    whole = ("required", "minProperties", "maxProperties")
 
     def relax(part: Any) -> Any:
         if isinstance(part, list):
             return [relax(item) for item in part]
         if not isinstance(part, dict):
             return part
-        result = {k: relax(v) for k, v in part.items() if k not in ("required", "minProperties")}
+        result = {k: relax(v) for k, v in part.items() if k not in whole}
         if isinstance(part.get("$ref"), str):
             result["$ref"] = f"{part['$ref']}Changes"
         properties = result.get("properties")
@@ -139,8 +146,10 @@ def spec_markdown() -> str:
     parts = [INTRO, *_section("A spec", Root), *_section("`target`", Target)]
     parts += _section("`formats`", Formats, 3)
     parts += _section("`target.embed`", Embed, 3)
+    parts += _section("`target.per_layer_embed`", PerLayerEmbed, 3)
     parts += _section("`target.head`", TargetHead, 3)
     parts += _section("Layer kinds", LayerKind)
+    parts += _section("`per_layer_input`", PerLayerInput, 3)
     parts += _section("`layers` as a period", LayerRepeat, 3)
     for family in (MixerParams, FfnParams):
         for name, kind in family.kinds().items():
@@ -150,10 +159,13 @@ def spec_markdown() -> str:
         parts += _section(f"`drafter`, kind `{name}`", kind)
     parts += _section("`drafter.input`", ChainedInput, 3)
     parts += _section("`drafter.carry`", ChainedCarry, 3)
-    parts += _section("`drafter.head`", DraftHead, 3)
+    parts += _section("`drafter.head`", ChainedHead, 3)
+    parts += _section("`drafter.head.centroids`", CentroidHead, 3)
     parts += _section("`round`", RoundPolicy)
     parts += _section("`round.depth`", Depth, 3)
     parts += _section("`round.depth.floor`", DepthFloor, 3)
+    parts += _section("`round.confidence`", Confidence, 3)
+    parts += _section("`round.confidence.in_round`", InRound, 3)
     parts += _section("`runtime`", Runtime)
     return "\n".join(parts)
 

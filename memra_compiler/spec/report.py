@@ -24,7 +24,6 @@ from memra_runtime.errors import Diagnostic, Position
 
 PLANNED_FIELDS = {
     "trim": "a smaller vocabulary for the draft head (`trim`)",
-    "confidence": "ending a draft on low confidence (`confidence`)",
     "capture": "choosing how rounds are captured (`capture`)",
     "cap": "a cap apart from `depth.max` (`cap`)",
 }

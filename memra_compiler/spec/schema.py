@@ -58,6 +58,24 @@ class Embed(Params):
         return float(width) ** 0.5 if isinstance(self.scale, str) else self.scale
 
 
+class PerLayerEmbed(Params):
+    """A second, narrow embedding of each token, of which every layer reads its own slice.
+
+    For layer l of L: `(norm(slice l of (project(x) / sqrt(width of x))) + sqrt(P) * table[id][l])
+    / sqrt(2)`, x being the embedding after its scale and P the width of a slice.
+    """
+
+    example: ClassVar[str] = "per_layer_embed: {width: 256}\n"
+
+    width: int = param(
+        auto=True,
+        ge=16,
+        multiple_of=16,
+        unit="elements",
+        doc="Width P of a layer's slice; the table has `layers * width` columns.",
+    )
+
+
 class TargetHead(DraftHead):
     """From the last hidden state of the target to logits."""
 
@@ -91,6 +109,11 @@ class Target(Stack):
     )
     embed: Embed = param(
         factory=Embed, default_words="scale 1", doc="From token ids to the first hidden state."
+    )
+    per_layer_embed: PerLayerEmbed | None = param(
+        None,
+        default_words="absent: none",
+        doc="Per-layer embeddings, which layer kinds with `per_layer_input` read.",
     )
     head: TargetHead = param(doc="From the last hidden state to logits.")
 

@@ -17,7 +17,7 @@ from typing import Any
 from memra_runtime.errors import fail
 
 #: Raised whenever the meaning of the manifest or of the device block changes.
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 #: The compiled programs of a CPU artifact.
 LIBRARY = "programs.so"
@@ -50,8 +50,20 @@ STATE = (
     "floor_short",  # least depth while position < floor_boundary
     "floor_deep",  # least depth from there on
     "floor_boundary",
-    "floor_patience",  # rounds without an accepted draft after which the floor is 1
-    "misses",  # such rounds in a row
+    "floor_patience",  # rounds without an accepted draft after which the depth is floor_least
+    "floor_least",  # 1, or 0: such rounds are plain until a draft is tried again
+    "floor_probe",  # rounds without a draft after which one is tried
+    "misses",  # rounds without an accepted draft, in a row
+    "idle",  # rounds without a draft since the last miss
+    # Confidences and thresholds are the bits of a float32; none is negative, so bits compare.
+    "late_below",  # the first draft below it bounds the next round's depth; 0: off
+    "cut_below",  # a draft below it ends its chain; 0: off
+    "cut_always",  # 1: in every round; 0: after a miss, from floor_boundary on
+    "cut_drops",  # 1: the draft below goes, too; 0: it is verified
+    "cut_first",  # 1: even the first draft may go
+    "doubt",  # what cut_below is in this round
+    "doubtful",  # first draft below late_below; MAX_DEPTH: none
+    "cuts",  # rounds whose chain was ended
     "rounds",
     "total_drafted",
     "total_accepted",
@@ -147,6 +159,18 @@ class ExpectEntry:
 
 
 @dataclass(frozen=True)
+class IgnoreEntry:
+    """Tensors of a weight file that the model does not read, and why: what a user is told.
+
+    `pattern` is a name, in which `*` and `?` stand for what they do in a shell.
+    """
+
+    source: str
+    pattern: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class ProgramEntry:
     """Cost of one program at its largest row count: what a roofline is made of."""
 
@@ -177,6 +201,7 @@ class Manifest:
     planes: tuple[PlaneEntry, ...]
     values: tuple[ValueEntry, ...]
     expect: tuple[ExpectEntry, ...]
+    ignore: tuple[IgnoreEntry, ...]
     programs: tuple[ProgramEntry, ...]
     sequences: Mapping[str, tuple[tuple[str, str], ...]]
     #: Sequences that repeat while a counter is not zero, checked after each pass.
@@ -201,12 +226,23 @@ class Manifest:
     def plane(self, id: str) -> PlaneEntry:
         return next(p for p in self.planes if p.id == id)
 
+    @property
+    def gates(self) -> tuple[str, ...]:
+        """Confidence gates that the spec arms, for which alone its programs are made."""
+        confidence = self.spec["round"]["confidence"]
+        armed = {
+            "next_round": confidence["next_round"] > 0,
+            "in_round": confidence["in_round"]["when"] != "never",
+        }
+        return tuple(name for name, is_armed in armed.items() if is_armed)
+
 
 _ENTRIES: dict[str, Any] = {
     "weights": WeightEntry,
     "planes": PlaneEntry,
     "values": ValueEntry,
     "expect": ExpectEntry,
+    "ignore": IgnoreEntry,
     "programs": ProgramEntry,
     "repacks": LaunchEntry,
 }

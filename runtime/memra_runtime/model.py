@@ -272,7 +272,8 @@ def bind_source(manifest: Manifest, source: str, file: Checkpoint) -> Binding:
         for w in manifest.weights
         if w.source == source
     ]
-    return bind(file, wanted)
+    ignored = {e.pattern: e.reason for e in manifest.ignore if e.source == source}
+    return bind(file, wanted, ignored=ignored)
 
 
 def _makes(entry: WeightEntry, file: Checkpoint) -> bool:

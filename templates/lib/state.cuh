@@ -25,7 +25,18 @@ enum Slot : int {
   kFloorDeep,
   kFloorBoundary,
   kFloorPatience,
+  kFloorLeast,
+  kFloorProbe,
   kMisses,
+  kIdle,
+  kLateBelow,
+  kCutBelow,
+  kCutAlways,
+  kCutDrops,
+  kCutFirst,
+  kDoubt,
+  kDoubtful,
+  kCuts,
   kRounds,
   kTotalDrafted,
   kTotalAccepted,
@@ -107,21 +118,52 @@ __device__ __forceinline__ bool goes_on(const int* state) {
          state[kPosition] < state[kCapacity] && state[kPending] >= 0;
 }
 
+// Weigh the draft that was just made, by the bits of its confidence: it may bound the next round,
+// or end its own chain. One thread.
+__device__ __forceinline__ void weigh_draft(int* state, int confidence) {
+  const int draft = state[kStep] - 1;
+  const int drafted = state[kDrafted];
+  if (draft >= drafted) {
+    return;  // made after its chain was ended, where nothing could stop it: nobody reads it
+  }
+  if (confidence < state[kLateBelow]) {
+    state[kDoubtful] = min(state[kDoubtful], draft);
+  }
+  const bool drops = state[kCutDrops] != 0;
+  const int kept = drops ? draft : draft + 1;
+  const bool may_go = !drops || draft > 0 || state[kCutFirst] != 0;
+  if (confidence < state[kDoubt] && may_go && kept < drafted) {
+    state[kDrafted] = kept;
+    state[kRows] = kept + 1;
+    state[kCuts] += 1;
+  }
+}
+
 // Choose the next round's depth. One thread.
 template <bool kFresh>
 __device__ __forceinline__ void choose_depth(int* state) {
   const int position = state[kPosition];
-  int floor = position < state[kFloorBoundary] ? state[kFloorShort] : state[kFloorDeep];
+  const bool deep = position >= state[kFloorBoundary];
+  int floor = deep ? state[kFloorDeep] : state[kFloorShort];
   const int missed = state[kDrafted] > 0 ? 1 : 0;
   const int misses = kFresh || state[kAccepted] > 0 ? 0 : state[kMisses] + missed;
   state[kMisses] = misses;
-  if (misses >= state[kFloorPatience]) {
+  const bool tired = misses >= state[kFloorPatience];
+  const int idle = !kFresh && tired && missed == 0 ? state[kIdle] + 1 : 0;
+  state[kIdle] = idle;
+  if (tired) {
     floor = min(floor, 1);
   }
   int wanted = kFresh ? state[kDepthInitial] : state[kDepthCap];
   if (!kFresh && state[kAdaptive] != 0) {
     wanted = max(state[kAccepted] + 1, floor);
+    const bool rests = tired && state[kFloorLeast] == 0 && idle < state[kFloorProbe];
+    const int sure = max(state[kDoubtful] + 1, min(floor, state[kDepthCap]));
+    wanted = rests ? 0 : min(wanted, sure);
   }
+  const bool all = kFresh || state[kAccepted] == state[kDrafted];
+  const bool doubts = state[kCutAlways] != 0 || (deep && !all);
+  state[kDoubt] = doubts ? state[kCutBelow] : 0;
   const int room = state[kCapacity] - position - 1;
   state[kDepth] = max(0, min(min(wanted, state[kDepthCap]), room));
 }

@@ -29,7 +29,8 @@ Graph = list[Callable[[], None]]
 
 #: Ops whose references run: those of the device block.
 STATE_OPS = (
-    "begin", "draft_token", "accept", "rollback", "commit", "adapt_depth", "advance", "again"
+    "begin", "draft_token", "weigh_draft", "accept", "rollback", "commit", "adapt_depth",
+    "advance", "again",
 )  # fmt: skip
 ALIGN = 256
 TOTAL_BYTES = 80 << 30
@@ -41,6 +42,12 @@ TIMED_BYTES = 32 << 20
 def next_token(token: int) -> int:
     """What the fake target answers; from any start it soon leaves 0, which is always drafted."""
     return (7 * token + 11) % 4096
+
+
+def confidence(state: npt.NDArray[np.int32]) -> float:
+    """How sure the fake drafter is of the draft it just made: 0.00 to 1.00, by its position."""
+    at = int(state[slot("position")]) + int(state[slot("step")])
+    return float(37 * at * at % 101) / 100
 
 
 def _state_ops(
@@ -266,7 +273,7 @@ class FakeDriver:
         self, config: Any, function: str, arguments: int, extra: int
     ) -> tuple[int]:
         op, types = self._ops.get(function, (None, ()))
-        handles = 2 if op is not None and op.name == "again" else 0
+        handles = 2 if op is not None and _steers(op) else 0
         table = (ctypes.c_uint64 * (1 + len(types) + handles)).from_address(arguments)
         rows = ctypes.c_int32.from_address(table[0]).value
         pointers = [ctypes.c_uint64.from_address(p).value for p in table[1:]]
@@ -284,10 +291,22 @@ class FakeDriver:
         if op.name == "accept":
             _, batch, choice = arrays
             choice[:] = [next_token(int(token)) for token in batch]
+        state = next(a for a, operand in zip(arrays, op.operands, strict=False)
+                     if operand.name == "state")  # fmt: skip
+        if op.name == "weigh_draft":
+            arrays[0][0] = confidence(state)
         op.reference(rows, *arrays)
-        for handle, counter in zip(handles, ("more", "depth"), strict=False):
+        count = {name: int(state[slot(name)]) for name in ("more", "depth", "step", "drafted")}
+        chain = (int(count["step"] < count["drafted"]), count["drafted"])
+        values = (count["more"], count["depth"]) if op.name == "again" else chain
+        for handle, value in zip(handles, values, strict=False):
             if handle:
-                self._conditions[handle] = int(arrays[0][slot(counter)])
+                self._conditions[handle] = value
+
+
+def _steers(op: Op) -> bool:
+    """Whether the kernel of an op takes handles of conditional nodes."""
+    return op.name in ("weigh_draft", "again") or bool(op.attrs().get("cuts"))
 
 
 def _view(address: int, type: TensorType) -> npt.NDArray[Any]:

@@ -15,7 +15,7 @@
 
 #define __global__
 #define __device__
-#define __shared__
+#define __shared__ static  // blocks run one after another
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
@@ -129,7 +129,7 @@ struct Block {
   std::vector<unsigned> operands;  // of a matrix instruction: 6 words a lane
 };
 
-static Index blockIdx, threadIdx;  // not inline: libraries would share them
+static Index gridDim, blockIdx, threadIdx;  // not inline: libraries would share them
 static Block* block;
 static ucontext_t scheduler;
 
@@ -188,6 +188,23 @@ T __shfl_sync(unsigned, T value, int lane) {
   return all_lanes(value)[lane];
 }
 
+inline unsigned __ballot_sync(unsigned, bool value) {
+  const std::vector<unsigned> found = all_lanes(static_cast<unsigned>(value));
+  unsigned bits = 0;
+  for (int i = 0; i < 32; ++i) {
+    bits |= found[i] << i;
+  }
+  return bits;
+}
+
+inline bool __any_sync(unsigned mask, bool value) { return __ballot_sync(mask, value) != 0; }
+inline int __ffs(unsigned bits) { return __builtin_ffs(static_cast<int>(bits)); }
+
+// The handle of a conditional node is here the address of its condition.
+extern "C" inline void cudaGraphSetConditional(unsigned long long handle, unsigned value) {
+  *reinterpret_cast<unsigned*>(handle) = value;
+}
+
 template <class T>
 T __reduce_max_sync(unsigned, T value) {
   const std::vector<T> found = all_lanes(value);
@@ -218,6 +235,8 @@ struct Running {
 template <class Kernel>
 void launch(int grid_x, int grid_y, int grid_z, int threads, Kernel kernel) {
   Block shared;
+  gridDim = {static_cast<unsigned>(grid_x), static_cast<unsigned>(grid_y),
+             static_cast<unsigned>(grid_z)};
   Running<Kernel>::kernel = &kernel;
   block = &shared;
   shared.lanes.resize(threads);

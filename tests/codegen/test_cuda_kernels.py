@@ -16,14 +16,18 @@ import pytest
 from memra_compiler.codegen.cuda import LIBRARY, TEMPLATES, compile_cuda, render
 from memra_compiler.ir.errors import OpError
 from memra_compiler.ir.types import Sym, TensorType
-from memra_compiler.ops import cuda_attention, cuda_kernels, cuda_state
+from memra_compiler.ops import cuda_attention, cuda_confidence, cuda_kernels, cuda_state
 from memra_compiler.ops.activation import Add, Concat, GateMul, Scale, SoftCap
 from memra_compiler.ops.again import Again
 from memra_compiler.ops.argmax import ArgMax
 from memra_compiler.ops.attention import Attention, KvAppend, NormRopeAppend
 from memra_compiler.ops.chain import Advance, Begin, DraftToken
+from memra_compiler.ops.clusters import ClusterLogits, ClusterToken, TopClusters
+from memra_compiler.ops.confidence import Confidence, WeighDraft
 from memra_compiler.ops.cuda import ARCHS, AnyLaunch, CudaArch
+from memra_compiler.ops.cuda_linear import FORMATS
 from memra_compiler.ops.norm import RMSNorm, RMSNormAdd
+from memra_compiler.ops.per_layer import PerLayerGate, PerLayerMix
 from memra_compiler.ops.qkv import NormRopeQKV
 from memra_compiler.ops.quantise import (
     ROUNDINGS,
@@ -34,6 +38,7 @@ from memra_compiler.ops.quantise import (
 from memra_compiler.ops.rope import NormRope, Rope, RopeAngles
 from memra_compiler.ops.settle import Accept, AdaptDepth, Commit, Rollback
 from memra_compiler.ops.state import Positions, ReadRow, ReadTokens, WriteRows
+from memra_compiler.ops.top_experts import TopExperts
 from memra_runtime.artifact import (
     BATCH_ROWS,
     MAX_DEPTH,
@@ -168,7 +173,34 @@ def kernels(g: Geometry) -> Iterator[tuple[str, Maker]]:
                     Attention(1.0, s), a, q, at, p, p, TensorType(q.shape, o)
                 ),
             )
+    ids, clusters = TensorType((g.vocab,), "i64"), g.vocab // 128
+    scores, best = rows(clusters), rows(4, dtype="i32")
+    yield "top_clusters", lambda a: TopClusters(4).lower_cuda(a, scores, best)
+    for form in FORMATS:
+        table = TensorType((g.vocab, 256), form)
+        yield (
+            f"cluster_logits_{form}",
+            lambda a, t=table: ClusterLogits(128).lower_cuda(a, rows(256), best, ids, t, rows(512)),
+        )
+    yield "cluster_token", lambda a: ClusterToken(128).lower_cuda(a, at, best, ids, at)
+    wide, part = rows(3 * 256), TensorType((256,))
+    wide_planes, part_planes = rows(3 * 256, planes=s), rows(256, planes=s)
+    yield "per_layer_mix", lambda a: PerLayerMix().lower_cuda(a, wide_planes, wide, part, wide)
+    yield (
+        "per_layer_gate",
+        lambda a: PerLayerGate(1).lower_cuda(a, part_planes, wide, rows(256)),
+    )
     yield "argmax", lambda a: e.argmax_launches(ArgMax((3, 7)), a, logits, at, splits=s)
+    router, scales = rows(128, planes=s), TensorType((128,))
+    yield "top_experts", lambda a: TopExperts(8).lower_cuda(a, router, scales)
+    for counter in ("", "total_drafted"):
+        state = (STATE_TYPE,) if counter else ()
+        yield (
+            f"confidence_{counter or 'all'}",
+            lambda a, c=counter, state=state: cuda_confidence.confidence_launches(
+                Confidence(c), a, logits, at, *state, rows(), splits=s
+            ),
+        )
     for kind in ("rows", "ends", "committed", "chain"):
         yield (
             f"positions_{kind}",
@@ -203,6 +235,11 @@ def kernels(g: Geometry) -> Iterator[tuple[str, Maker]]:
         lambda a: e.draft_token_launches(
             DraftToken(), a, TensorType((1,), "i32"), STATE_TYPE, context, BATCH
         ),
+    )
+    yield "begin_cuts", lambda a: e.begin_launches(Begin(cuts=True), a, STATE_TYPE, BATCH, w, w)
+    yield (
+        "weigh_draft",
+        lambda a: cuda_confidence.weigh_draft_launches(WeighDraft(), a, one, STATE_TYPE),
     )
     yield "advance", lambda a: e.advance_launches(Advance(), a, STATE_TYPE)
     yield "again", lambda a: e.again_launches(Again(), a, STATE_TYPE)

@@ -12,6 +12,7 @@ import pytest
 from test_cuda_kernels import KERNELS
 from test_cuda_linear import PAIRS
 
+from expert_cases import small_cases
 from memra_compiler.codegen.cuda import (
     LIBRARY,
     TEMPLATES,
@@ -40,7 +41,7 @@ def names(paths: list[Path]) -> set[str]:
 
 
 def products() -> Iterator[Launch]:
-    """Every form of the matrix kernels: tiled, wide and plain, alone, in groups and gated."""
+    """Every form of the matrix kernels: tiled, wide and plain, alone, in groups, of experts."""
     for arch in (ARCHS["sm_80"], ARCHS["sm_90a"]):
         for name, kind in PAIRS:
             weight = TensorType((32, 256), name)
@@ -53,6 +54,8 @@ def products() -> Iterator[Launch]:
             odd = TensorType((24, 256), name)
             yield from linear_launches(arch, TensorType((8, 256), "f32"), [odd], ())
             yield from embed_launches(arch, 8, odd, 2.0)
+        for case in small_cases():
+            yield from case.launches(arch)
 
 
 @cache

@@ -16,7 +16,7 @@ TEXT = """\
 module toy
 weight $t : f32[8, 32] from target "t"
 weight $w : f32[32, 32] from target "w"
-plane @state : i32[53] rollback none
+plane @state : i32[64] rollback none
 plane @batch : i32[16] rollback none
 plane @rows : f32[16, 32] rollback none
 program one rows T<=1 {

@@ -28,7 +28,7 @@ TEXT = """\
 module toy
 weight $t : f32[8, 32] from target "t"
 weight $w : FORMAT[64, 32] from target "w"
-plane @state : i32[53] rollback none
+plane @state : i32[64] rollback none
 plane @batch : i32[16] rollback none
 program p rows T<=4 from rows {
   %ids : i32[T<=4] = read_tokens(@batch, @state) {chain = False, limit = 4} label "ids"

@@ -1,4 +1,4 @@
-"""Kernels of key and value caches, run on the CPU: what they write, and what attention makes of it.
+"""Kernels of caches and of the centroid head, run on the CPU: what they write, from what they read.
 
 On a GPU, tests/gpu covers many more shapes.
 """
@@ -17,7 +17,9 @@ from cpp_on_cpu import compiler
 from memra_compiler.ir.types import Sym, TensorType
 from memra_compiler.ops import cuda_attention, cuda_kernels
 from memra_compiler.ops.attention import Attention, KvAppend
+from memra_compiler.ops.clusters import ClusterLogits, TopClusters
 from memra_compiler.ops.cuda import ARCHS
+from memra_compiler.ops.formats import dequantise, random_bytes
 from memra_compiler.ops.kv_rows import cache_values, encode_rows
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")
@@ -95,3 +97,34 @@ def test_attention_agrees_with_its_reference(
     (want,) = op.reference(bound, queries.astype(np.float64), ends, *exact)
     tolerance = 1e-5 if kv == "f32" or d == 1024 else 3e-3
     np.testing.assert_allclose(out, want, rtol=0, atol=tolerance * np.abs(want).max())
+
+
+@pytest.mark.parametrize(("count", "active"), [(64, 5), (304, 32), (16, 16)])
+def test_best_clusters_are_those_of_the_definition(count: int, active: int, tmp_path: Path) -> None:
+    """Ties, NaN and infinities included; rows that are not there stay as they were."""
+    op, rng = TopClusters(active), np.random.default_rng(2)
+    scores = rng.integers(0, 9, (3, count)).astype(np.float32)
+    scores[1, :6] = np.nan, np.inf, -np.inf, np.nan, -3.4e38, 9
+    types = TensorType((Sym("T", 3), count)), TensorType((Sym("T", 3), active), "i32")
+    out = np.full((3, active), -7, np.int32)
+    TemplatesOnCpu(op.lower_cuda(ARCHS["sm_90a"], *types), tmp_path)(2, scores, out)
+    np.testing.assert_array_equal(out[:2], *op.reference(2, scores))
+    assert (out[2] == -7).all()
+
+
+@pytest.mark.parametrize(("form", "ids"), [("f32", "i32"), ("bf16", "i64")])
+def test_cluster_logits_agree_with_the_reference(form: str, ids: str, tmp_path: Path) -> None:
+    op, rng = ClusterLogits(5), np.random.default_rng(3)
+    table, ordering = TensorType((40, 256), form), TensorType((40,), ids)
+    x, clusters = TensorType((Sym("T", 3), 256)), TensorType((Sym("T", 3), 3), "i32")
+    types = x, clusters, ordering, table, TensorType((Sym("T", 3), 15))
+    rows = rng.standard_normal((3, 256)).astype(np.float32)
+    best = np.array([[7, 0, 3], [1, 2, 6], [5, 5, 5]], np.int32)
+    tokens = rng.permutation(40).astype({"i32": np.int32, "i64": np.int64}[ids])
+    weights = random_bytes(table, rng)
+    out = np.full((3, 15), np.nan, np.float32)
+    kernels = TemplatesOnCpu(op.lower_cuda(ARCHS["sm_90a"], *types), tmp_path)
+    kernels(2, rows, best, tokens, weights, out)
+    (want,) = op.reference(2, rows.astype(np.float64), best, tokens, dequantise(weights, table))
+    np.testing.assert_allclose(out[:2], want, rtol=0, atol=1e-5 * np.abs(want).max())
+    assert np.isnan(out[2]).all()

@@ -4,7 +4,8 @@ usage: python tests/gpu/build.py [--arch sm_90a]
 
 For each variant (class of activations, cache format, weight file): the artifact for the GPU, and as
 NAME.npz what the CPU target says in the same class, with its distance from float64. And
-scheduled.json: what TVM schedules for the tests of single kernels.
+scheduled.json: what TVM schedules for the tests of single kernels; variants: a tiny model of each
+variant of gemma4.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path += [str(HERE), str(HERE.parent / "golden_runs")]
+sys.path += [str(HERE), *(str(HERE.parent / name) for name in ("golden_runs", "variants"))]
 
 import numpy as np  # noqa: E402
 import ops_bench  # noqa: E402
@@ -31,10 +32,17 @@ from golden_support import (  # noqa: E402
     options_of,
     read_cases,
 )
-from pair_bundle import FOLDER, INDEX, VARIANTS, Variant, facts  # noqa: E402
+from pair_bundle import (  # noqa: E402
+    FOLDER,
+    INDEX,
+    VARIANTS,
+    Variant,
+    facts,
+)
 from pair_truth import measure, spread  # noqa: E402
 from scheduled_bundle import ASKED, write  # noqa: E402
 from scheduled_cases import everything  # noqa: E402
+from variant_bundle import RUNS  # noqa: E402
 
 from memra_compiler.codegen.cache import DEFAULT_CACHE  # noqa: E402
 from memra_compiler.compile import Compiled, compile_spec  # noqa: E402
@@ -81,6 +89,10 @@ def main() -> None:
             np.savez_compressed(variant.truth, **truth)
             print(f"{variant.name:20} {time.perf_counter() - start:5.1f} s  "
                   f"float64 is off by {spread(truth)}", flush=True)  # fmt: skip
+        for run in RUNS:
+            start = time.perf_counter()
+            run.build(arch, Path(scratch), DEFAULT_CACHE)
+            print(f"{run.id:20} {time.perf_counter() - start:5.1f} s", flush=True)
     write(wanted(ARCHS[arch]))
     INDEX.write_text(json.dumps(made_of), encoding="utf-8")
     size = sum(p.stat().st_size for p in FOLDER.rglob("*") if p.is_file())

@@ -40,10 +40,12 @@ class Variant:
     activations: str
     kv: str = KV[0]
     files: str = "q8_0"
+    #: Whether the gates on the drafter's confidence are armed.
+    gates: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.activations}-{self.kv}-{self.files}"
+        return f"{self.activations}-{self.kv}-{self.files}{'-gates' * self.gates}"
 
     @property
     def pair(self) -> Pair:
@@ -52,10 +54,13 @@ class Variant:
     @property
     def overrides(self) -> dict[str, str]:
         """Fields of the spec that differ from the bundled one."""
+        armed = {"next_round": "0.2", "in_round.threshold": "0.5", "in_round.when": "always"}
+        gates = {f"round.confidence.{name}": value for name, value in armed.items()}
         return {
             "runtime.activations": self.activations,
             "runtime.kv": self.kv,
             "round.depth.max": str(DEPTH),
+            **(gates if self.gates else {}),
         }
 
     @property
@@ -69,8 +74,11 @@ class Variant:
 
 #: A variant a class, for the tests that take long.
 MAIN = [Variant(activations) for activations in CLASSES]
+#: With the gates armed.
+GATED = Variant("int8", gates=True)
 VARIANTS = [
     *MAIN,
+    GATED,
     *(Variant(a, files=files) for files in QUANTISED if files != "q8_0" for a in CLASSES),
     *(Variant(a, files="bf16") for a in CLASSES if a != "int8"),  # int8 gives them bf16 rows
     *(Variant("int8", kv) for kv in KV[1:]),
@@ -81,9 +89,9 @@ VARIANTS = [
 def facts(arch: str) -> dict[str, Any]:
     """What a bundle for `arch` is made of; one that was made of other things is stale."""
     digest = hashlib.sha256(SPEC.read_bytes())
-    for folder in ("memra_compiler", "templates", "schedules"):
+    for folder in ("memra_compiler", "templates", "schedules", "tests/variants"):
         for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in (".py", ".j2", ".cuh", ".jsonl"):
+            if path.suffix in (".py", ".j2", ".cuh", ".jsonl", ".yaml"):
                 digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
     variants = [variant.name for variant in VARIANTS]
     return {"arch": arch, "variants": variants, "truth": [STEPS, STRIDE],

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from memra_runtime.artifact import STATE_ACCEPTED, STATE_ATTEMPTED
+from memra_runtime.artifact import STATE_ACCEPTED, STATE_ATTEMPTED, Manifest
 from memra_runtime.check.report import differ
 from memra_runtime.check.rows import CacheReader, first_unequal, same_bits
 from memra_runtime.session import Policy, Session
@@ -21,6 +21,8 @@ RIGHT = (0.0, 0.3, 0.6, 0.8, 0.95, 1.0)
 FREE = 0.1
 #: Share of texts that run in bursts.
 BURSTS = 0.3
+#: Confidences below which drafts are doubtful.
+THRESHOLDS = (0.0, 0.2, 0.5, 0.8, 1.0)
 #: New tokens of a text.
 TOKENS = (24, 160)
 
@@ -60,6 +62,22 @@ def prompts_around(lengths: Sequence[int], text: Sequence[int], seed: int) -> li
     starts = [int(rng.integers(0, max(1, len(text) - n))) for n in lengths]
     return [[text[(at + i) % len(text)] for i in range(n)]
             for at, n in zip(starts, lengths, strict=True)]  # fmt: skip
+
+
+def random_policy(manifest: Manifest, rng: np.random.Generator) -> Policy:
+    """A policy whose depth follows acceptance and, where the artifact has gates, confidence."""
+    cap = Policy.of(manifest).cap
+    short, deep, initial = (int(n) for n in rng.integers(0, cap + 1, 3))
+    boundary, patience, probe = int(rng.integers(0, 400)), *map(int, rng.integers(1, 6, 2))
+    policy = Policy(cap, initial, True, short, deep, boundary, patience, int(rng.integers(2)),
+                    probe)  # fmt: skip
+    if "next_round" in manifest.gates:
+        policy = replace(policy, late_below=float(rng.choice(THRESHOLDS)))
+    if "in_round" in manifest.gates:
+        always, drops, first = (bool(n) for n in rng.integers(0, 2, 3))
+        policy = replace(policy, cut_below=float(rng.choice(THRESHOLDS)), cut_always=always,
+                         cut_drops=drops, cut_first=first)  # fmt: skip
+    return policy
 
 
 class RandomRounds:
@@ -138,9 +156,7 @@ class RandomRounds:
         """A text in bursts, whose depths a random policy of the device decides."""
         ids, right, rng = self.prompts[index], self.plain_tokens(index), self.rng
         session, device = self.session, self.device
-        short, deep, initial = (int(n) for n in rng.integers(0, self.cap + 1, 3))
-        usual = session.policy
-        session.policy = Policy(self.cap, initial, True, short, deep, int(rng.integers(0, 400)))
+        usual, session.policy = session.policy, random_policy(device.manifest, rng)
         session.prime(ids, tokens)
         session.policy = usual
         forced = self.force(len(ids), right, FREE)

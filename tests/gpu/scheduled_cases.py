@@ -14,6 +14,7 @@ from memra_compiler.ops.activation import Add, Concat, Scale, SoftCap
 from memra_compiler.ops.base import Op, Operand
 from memra_compiler.ops.linear import GatedLinear, Linear
 from memra_compiler.ops.norm import RMSNorm
+from memra_compiler.ops.per_layer import PerLayerGate, PerLayerMix
 from memra_compiler.ops.rope import Rope, RopeAngles
 from memra_compiler.ops.scheduled import TeOperand
 from memra_compiler.ops.te_math import exp, te
@@ -113,6 +114,12 @@ def cases() -> dict[str, ScheduledCase]:
     for bound, a, b in ((1, 5376, 5376), (6, 64, 128), (3, 64, 192), (3, 16, 48)):
         types = rows_of(bound, a), rows_of(bound, b), rows_of(bound, a + b)
         found[f"concat-{bound}x{a}+{b}"] = ScheduledCase(Concat(), types, "elementwise")
+    for bound, slices, part, splits in ((6, 42, 256, 2), (3, 9, 32, 1), (64, 3, 64, 4)):
+        wide, gate, name = rows_of(bound, slices * part), rows_of(bound, part), f"{slices}x{part}"
+        types = (split(wide, splits), wide, TensorType((part,)), wide)
+        found[f"per-layer-mix-{name}"] = ScheduledCase(PerLayerMix(), types, "row_reduction")
+        op, types = PerLayerGate(slices - 1), (split(gate, splits), wide, gate)
+        found[f"per-layer-gate-{name}"] = ScheduledCase(op, types, "elementwise")
     for d, rotated, base in ((512, 256, 1e6), (256, 128, 1e4), (96, 48, 1e4), (64, 8, 1e4)):
         op, at, out = RopeAngles(d, base, rotated), rows_of(8, dtype="i32"), rows_of(8, 2, d // 2)
         factors = TensorType((d // 2,))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from pair_bundle import MAIN, Loaded, on_devices
+from pair_bundle import GATED, MAIN, Loaded, on_devices
 from random_rounds import RandomRounds, prompts_around
 from worst_errors import remark
 
@@ -30,7 +30,7 @@ def rounds_of(pair: Loaded, seed: int) -> RandomRounds:
     return RandomRounds(pair.device, [*golden, *some], seed)
 
 
-@devices
+@pytest.mark.parametrize("pair", on_devices([*MAIN, GATED]), indirect=True)
 def test_random_rounds_equal_plain_decoding(pair: Loaded) -> None:
     rounds = rounds_of(pair, seed=17)
     try:

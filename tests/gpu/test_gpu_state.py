@@ -22,16 +22,19 @@ from kernel_cases import (
 )
 
 from memra_compiler.ir.types import TensorType
-from memra_compiler.ops import cuda_state
+from memra_compiler.ops import cuda_confidence, cuda_state
 from memra_compiler.ops.again import Again
 from memra_compiler.ops.argmax import ArgMax
 from memra_compiler.ops.base import Op, Sample
 from memra_compiler.ops.chain import Advance, Begin, DraftToken
+from memra_compiler.ops.confidence import Confidence, WeighDraft
 from memra_compiler.ops.settle import Accept, AdaptDepth, Commit, Rollback
 from memra_compiler.ops.state import Positions, ReadRow, ReadTokens, WriteRows
-from memra_runtime.artifact import BATCH_ROWS, slot
+from memra_runtime.artifact import BATCH_ROWS, STATE_SIZE, slot
 
 pytestmark = pytest.mark.gpu
+
+STATE_TYPE = TensorType((STATE_SIZE,), "i32")
 
 
 @pytest.mark.parametrize(
@@ -78,6 +81,36 @@ def test_argmax(gpu: Gpu, bound: int, vocab: int, splits: int, suppress: tuple[i
     check_cases(gpu, [case], COUNTS[bound])
 
 
+@pytest.mark.parametrize(
+    ("bound", "vocab", "splits", "counter"),
+    [(1, 262144, 2, ""), (1, 4096, 1, "rounds"), (6, 1024, 3, ""), (3, 64, 1, "rounds")],
+)
+def test_confidence(gpu: Gpu, bound: int, vocab: int, splits: int, counter: str) -> None:
+    rng = np.random.default_rng(9)
+    logits, choice, out = rows_of(bound, vocab), rows_of(bound, dtype="i32"), rows_of(bound)
+    op, used = Confidence(counter), vocab - 7 * bool(counter)
+    values = normal(rng, bound, vocab) * 3
+    chosen = rng.integers(0, used, bound).astype(np.int32)
+    values[np.arange(bound), chosen] = 11 + 4 * np.arange(bound)
+    if bound > 2:
+        chosen[2] = -1
+    state = np.zeros(STATE_SIZE, np.int32)
+    state[slot("rounds")] = used
+    types = (logits, choice, *[STATE_TYPE] * bool(counter))
+    case = Case(
+        op,
+        (*types, out),
+        cuda_confidence.confidence_launches(op, ARCH, *types, out, splits=splits),
+        [split_planes(values, splits, rng), chosen, *[state] * bool(counter)],
+        (0,),
+        splits,
+        scratch=cuda_confidence.confidence_scratch_floats(op, logits),
+        tolerance=2e-5,
+        by_row=(0, 1),
+    )
+    check_cases(gpu, [case], COUNTS[bound])
+
+
 STATE_OPS: dict[type[Op], Any] = {
     Positions: cuda_state.positions_launches,
     ReadTokens: cuda_state.read_tokens_launches,
@@ -85,6 +118,7 @@ STATE_OPS: dict[type[Op], Any] = {
     WriteRows: cuda_state.write_rows_launches,
     Begin: cuda_state.begin_launches,
     DraftToken: cuda_state.draft_token_launches,
+    WeighDraft: cuda_confidence.weigh_draft_launches,
     Advance: cuda_state.advance_launches,
     Accept: cuda_state.accept_launches,
     Rollback: cuda_state.rollback_launches,

@@ -15,7 +15,7 @@ weight $target.norm : f32[32] from target "output_norm.weight" at "toy.yaml":7:3
 weight $draft.freqs : f32[16] from draft "rope_freqs.weight" made ('rope_factors', 4) at "a b.yaml":9:1
 weight $target.exps : q8_0[64, 32] from target "blk.0.exps" made ('ones',) stacked 4 at "toy.yaml":8:1
 
-plane @state : i32[53] rollback none
+plane @state : i32[64] rollback none
 plane @batch : i32[16] rollback none
 plane @target.layers.0.k : f16[2, 24, 32] rollback truncate ring kind swa
 plane @target.layers.0.v : f16[2, 24, 32] rollback truncate ring kind swa
@@ -32,6 +32,7 @@ program empty rows T<=1 fault "planted" {
 }
 
 sequence round { verify * drafted; empty }
+sequence cut { empty * at most drafted; empty }
 sequence burst { verify; empty } while more
 
 arena @state = 0
@@ -55,7 +56,7 @@ def toy(program: str, *, planes: str = "", weights: str = "") -> Module:
 PLANES = """\
 weight $w : f32[32, 32] from target "w"
 weight $n : f32[32] from target "n"
-plane @state : i32[53] rollback none
+plane @state : i32[64] rollback none
 plane @batch : i32[16] rollback none
 plane @rows : f32[16, 32] rollback none
 plane @k : f32[1, 24, 32] rollback truncate

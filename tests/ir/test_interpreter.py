@@ -70,6 +70,22 @@ def test_plane_of_8_bits_holds_bytes() -> None:
     assert 0 < np.abs(got - exact).max() <= np.abs(exact).max() / 200
 
 
+def test_live_counter_is_read_before_each_run() -> None:
+    """Two doubtful drafts in a chain of four: the second, which is not the first, ends it."""
+    weigh = (
+        '%c : i32[T<=4] = argmax(%x) {suppress = ()} label "c"\n'
+        '%p : f32[T<=4] = confidence(%x, %c) {counter = ""} label "p"\n'
+        'weigh_draft(%p, @state) label "weigh"'
+    )
+    module = toy(IDS + X + weigh)
+    steps = Sequence("steps", (Call("p", "drafted", live=True),))
+    run = machine(replace(module, sequences={"steps": steps}))
+    run.weights["w"][:] = 0.25  # no choice is better than another: each has 1/32
+    run.put(drafted=4, rows=1, step=2, doubt=int(np.float32(0.5).view(np.int32)))
+    run.run("steps")
+    assert (run.counter("drafted"), run.counter("rows"), run.counter("cuts")) == (2, 3, 1)
+
+
 def test_sequence_repeats_by_a_counter_read_once() -> None:
     module = toy('advance(@state) label "n"')
     steps = Sequence("steps", (Call("p", "drafted"), Call("p")))

@@ -24,9 +24,10 @@ CASES = [
 ]
 
 #: Relative error allowed, by the coarsest type that is written.
-TOLERANCE = {"f32": 2e-5, "f16": 1e-3, "bf16": 8e-3, "i32": 0, "a8": 9e-3,
+TOLERANCE = {"f32": 2e-5, "f16": 1e-3, "bf16": 8e-3, "i32": 0, "i64": 0, "a8": 9e-3,
              "q8_0_rows": 9e-3}  # fmt: skip
-STORAGE = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "i32": np.int32}
+STORAGE = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "i32": np.int32,
+           "i64": np.int64}  # fmt: skip
 #: Fills outputs before a run; a value no op writes.
 POISON = 0xB3
 
@@ -60,7 +61,7 @@ def as_float(value: np.ndarray, dtype: str) -> np.ndarray:
         return cache_values(value)
     if dtype == "bf16":
         return (value.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return value.astype(np.int64 if dtype == "i32" else np.float64)
+    return value.astype(np.int64 if dtype in ("i32", "i64") else np.float64)
 
 
 def operands(op: Op, sample: Sample) -> tuple[list[np.ndarray], list[np.ndarray]]:

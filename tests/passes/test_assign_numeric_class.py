@@ -12,7 +12,7 @@ from memra_compiler.passes.assign_numeric_class import assign_numeric_class
 BEFORE = """\
 module toy
 weight $w : q4_0[64, 32] from target "w"
-plane @state : i32[53] rollback none
+plane @state : i32[64] rollback none
 plane @x : f32[32] rollback none
 program p rows T<=1 {
   %at : i32[T<=1] = positions(@state) {kind = 'rows', limit = 1} label "a.at"

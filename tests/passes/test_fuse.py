@@ -22,7 +22,7 @@ weight $wide : f32[128, 64] from target "wide"
 weight $norm : f32[64] from target "norm"
 weight $head_norm : f32[32] from target "head_norm"
 weight $one : f32[1] from target "one"
-plane @state : i32[53] rollback none
+plane @state : i32[64] rollback none
 plane @batch : i32[16] rollback none
 plane @k : f32[2, 24, 32] rollback truncate kind swa
 plane @v : f32[2, 24, 32] rollback truncate kind swa

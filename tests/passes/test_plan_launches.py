@@ -32,6 +32,23 @@ def test_without_faults_there_is_no_faulty_round() -> None:
     assert set(plan_launches(read(BEFORE)).sequences) == names
 
 
+def test_chain_that_may_be_cut_is_counted_live() -> None:
+    planes = (
+        "plane @state : i32[64] rollback none\nplane @batch : i32[16] rollback none\n"
+        "plane @h : f32[32] rollback none\nplane @c : f32[32] rollback none\n"
+    )
+    begin = "program begin rows T<=1 {\n"
+    node = '  begin(@state, @batch, @h, @c) {plain = False, cuts = True} label "b"\n'
+    text = FAULTY.replace("module toy\n", f"module toy\n{planes}").replace(begin, begin + node)
+    planned = plan_launches(read(text))
+    printed = print_module(planned)
+    assert read(printed) == planned
+    rounds = [line for line in printed.splitlines() if line.startswith("sequence round")]
+    assert len(rounds) == 3
+    assert all("begin; draft * at most drafted; verify;" in line for line in rounds), rounds
+    assert "*" not in next(line for line in printed.splitlines() if "plain_burst" in line)
+
+
 def test_missing_program_is_refused_by_the_verifier() -> None:
     module = read(BEFORE)
     programs = {n: p for n, p in module.programs.items() if n != "adapt"}

@@ -17,7 +17,7 @@ from memra_compiler.passes.plan_memory import ALIGN, first_fit, plan_memory
 BEFORE = """\
 module toy
 weight $w : f32[32, 32] from target "w"
-plane @state : i32[53] rollback none
+plane @state : i32[64] rollback none
 plane @batch : i32[16] rollback none
 program p rows T<=2 from rows results %b {
   %ids : i32[T<=2] = read_tokens(@batch, @state) {chain = False, limit = 2} label "ids"
@@ -101,7 +101,7 @@ def test_check_turns_red_on_an_overlap(moved: str) -> None:
 def random_module(seed: int) -> Module:
     """Programs of random additions and projections over values of several widths."""
     rng = np.random.default_rng(seed)
-    lines = ['module toy', 'plane @state : i32[53] rollback none',
+    lines = ['module toy', 'plane @state : i32[64] rollback none',
              'plane @batch : i32[16] rollback none']  # fmt: skip
     widths = (32, 64, 96, 256)
     for a in widths:

@@ -9,7 +9,7 @@ from memra_compiler.passes.plant_faults import FAULTS, faults_of, plant_faults
 
 BEFORE = """\
 module toy
-plane @state : i32[53] rollback none
+plane @state : i32[64] rollback none
 plane @batch : i32[16] rollback none
 plane @choice : i32[16] rollback none
 plane @verified : f32[16, 64] rollback none

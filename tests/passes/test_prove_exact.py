@@ -26,7 +26,7 @@ HEAD = """\
 module toy
 weight $w : f32[32, 32] from target "w"
 weight $w2 : f16[32, 32] from target "w2"
-plane @state : i32[53] rollback none
+plane @state : i32[64] rollback none
 plane @batch : i32[16] rollback none
 """
 

@@ -10,7 +10,7 @@ from memra_runtime.errors import MemraError
 
 BEFORE = """\
 module toy
-plane @state : i32[53] rollback none
+plane @state : i32[64] rollback none
 plane @q : f32[64] rollback none
 plane @target.layers.0.k : f32[2, 24, 32] rollback truncate ring kind swa
 plane @target.layers.0.v : f32[2, 24, 32] rollback truncate ring kind swa

@@ -15,7 +15,7 @@ BEFORE = """\
 module toy
 weight $w : q4_0[64, 32] from target "w"
 weight $t : f32[64, 32] from target "t"
-plane @state : i32[53] rollback none
+plane @state : i32[64] rollback none
 plane @batch : i32[16] rollback none
 program plain_step rows T<=1 {
   %ids : i32[T<=1] = read_tokens(@batch, @state) {chain = False, limit = 1} label "a.ids"

@@ -14,7 +14,7 @@ from memra_compiler.passes.wire_drafter import wire_drafter
 BEFORE = """\
 module toy
 weight $target.embed : q8_0[64, 32] from target "token_embd.weight"
-plane @state : i32[53] rollback none
+plane @state : i32[64] rollback none
 plane @batch : i32[16] rollback none
 plane @hidden : f32[32] rollback none
 plane @carry : f32[32] rollback none

@@ -17,6 +17,7 @@ from memra_compiler.ops.activation import Add, Concat, Scale, SoftCap
 from memra_compiler.ops.base import Array, Op
 from memra_compiler.ops.linear import GatedLinear, Linear, LinearGroup
 from memra_compiler.ops.norm import RMSNorm
+from memra_compiler.ops.per_layer import PerLayerGate, PerLayerMix
 from memra_compiler.ops.rope import Rope, RopeAngles
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
@@ -58,6 +59,11 @@ CASES: dict[str, tuple[Op, tuple[TensorType, ...]]] = {
     "heads": (RMSNorm(size=256), (heads(4, 256)[0], weight(256), heads(4, 256)[1])),
     "heads_of_half_a_warp": (RMSNorm(size=64), heads(3, 64, 2)),
     "heads_odd": (RMSNorm(size=80), heads(3, 80)),
+    "per_layer_mix": (
+        PerLayerMix(),
+        (heads(3, 256, 2)[0], heads(3, 256)[0], weight(256), heads(3, 256)[1]),
+    ),
+    "per_layer_gate": (PerLayerGate(2), (rows(3, 256, planes=2), rows(3, 768), rows(3, 256))),
     "linear": (Linear(), product(20, 96, 100, dtype="bf16")),
     "linear_two_tiles": (Linear(), product(70, 32, 36, dtype="f16")),
     "linear_group": (LinearGroup(), product(17, 64, 48, 36)),

@@ -36,7 +36,7 @@ def test_31b_has_the_published_numbers() -> None:
     assert isinstance(full, AttentionParams)
     assert (full.heads, full.kv_heads, full.head_dim, full.window) == (32, 4, 512, None)
     assert isinstance(reader, QueryAttentionParams)
-    assert (reader.kv_kind, reader.visible) == ("swa", 1023)
+    assert (reader.kv_kind, reader.visible("drafter")) == ("swa", 1023)
     assert spec.target.embed.factor(spec.target.width) == 5376**0.5
 
 

@@ -25,7 +25,7 @@ WRITTEN = (
 
 def all_auto() -> str:
     """Return the tiny spec with `auto` for everything its GGUF files know."""
-    head, tail = GOOD.split("round:")
+    head, tail = GOOD.split("\nround:")
     lines = []
     for line in head.splitlines():
         if not re.search(r"\b(formats|concat|from|positions):", line):
@@ -216,16 +216,16 @@ def test_swapped_files_are_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "what"),
     [
-        ("gemma4__embedding_length_per_layer_input", "per-layer embeddings"),
-        ("gemma4__attention__shared_kv_layers", "layers that share keys and values"),
+        ("gemma4__embedding_length_per_layer_input",
+         "this checkpoint has per-layer embeddings 4 wide, the spec has none"),
+        ("gemma4__attention__shared_kv_layers",
+         "layer 2 is `swa`, but in the weights it reads the keys and values of an earlier layer"),
     ],
-)
-def test_variants_that_are_not_supported_yet(tmp_path: Path, key: str, what: str) -> None:
+)  # fmt: skip
+def test_parts_that_the_spec_lacks(tmp_path: Path, key: str, what: str) -> None:
     target = copy_of("gemma4-tiny-q8_0.gguf", **{key: 4})
-
     text = report(tmp_path, GOOD, Checkpoints(target=target))
-
-    assert f"error[not-supported]: this checkpoint has {what}, which are not supported yet" in text
+    assert what in text
     assert key.replace("__", ".") in text
 
 

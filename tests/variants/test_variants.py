@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from variant_models import DRAFTS, PROMPT, VARIANTS
 from variant_support import (
+    HEADS,
+    RUNNING,
     Files,
     Golden,
     check_first_round,
@@ -15,16 +17,15 @@ from variant_support import (
     check_rows,
     check_speculative_text,
     compile_variant,
+    load_variant,
     read_golden,
     write_files,
 )
 
 from memra_runtime.device import Device
 
-NAMES = ("31b", "12b", "26b")
 
-
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=RUNNING)
 def golden(request: pytest.FixtureRequest) -> Golden:
     return read_golden(request.param)
 
@@ -39,7 +40,7 @@ def device(
     golden: Golden, files: Files, tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path
 ) -> Device:
     folder = tmp_path_factory.mktemp("variant") / "v.cpu.memra"
-    return compile_variant(golden.variant.name, files, folder, kernel_cache)
+    return load_variant(compile_variant(golden.variant.name, files, folder, kernel_cache), files)
 
 
 @pytest.mark.parametrize("width", [1, 6])
@@ -52,7 +53,16 @@ def test_greedy_text_equals_transformers(device: Device, golden: Golden) -> None
 
 
 def test_first_drafts_equal_transformers(device: Device, golden: Golden) -> None:
-    check_first_round(device, golden)
+    check_first_round(device, golden, HEADS.get(golden.variant.name, ""))
+
+
+def test_full_head_may_be_chosen_for_a_file_that_has_clusters(
+    tmp_path: Path, kernel_cache: Path
+) -> None:
+    golden, files = read_golden("e4b"), write_files("e4b", tmp_path)
+    overrides = {"drafter.head.centroids": "null"}
+    folder = compile_variant("e4b", files, tmp_path / "v.cpu.memra", kernel_cache, overrides)
+    check_first_round(load_variant(folder, files), golden)
 
 
 def test_speculative_text_is_the_plain_text(device: Device, golden: Golden) -> None:
@@ -67,16 +77,13 @@ def test_suppressed_tokens_would_have_won() -> None:
     assert best.tolist() != golden.greedy
 
 
+@pytest.mark.parametrize("name", ["e4b"])
 @pytest.mark.parametrize("activations", ["int8", "bf16"])
 def test_other_numeric_classes_keep_the_text(
-    activations: str,
-    files: Files,
-    golden: Golden,
-    tmp_path: Path,
-    kernel_cache: Path,
+    activations: str, name: str, tmp_path: Path, kernel_cache: Path
 ) -> None:
+    """Of variants whose layers the bundled pair does not have."""
     overrides = {"runtime.activations": activations, "runtime.kv": "q8_0"}
-    device = compile_variant(
-        golden.variant.name, files, tmp_path / "v.cpu.memra", kernel_cache, overrides
-    )
-    check_speculative_text(device, golden.ids[:PROMPT], (DRAFTS,))
+    files, golden = write_files(name, tmp_path), read_golden(name)
+    folder = compile_variant(name, files, tmp_path / "v.cpu.memra", kernel_cache, overrides)
+    check_speculative_text(load_variant(folder, files), golden.ids[:PROMPT], (1, DRAFTS))

@@ -18,6 +18,12 @@ from memra_runtime.session import Session
 
 SPECS = Path(__file__).parent / "specs"
 
+#: Variants that have a spec here.
+RUNNING = tuple(name for name in VARIANTS if (SPECS / f"{name}.yaml").is_file())
+
+#: Whose drafts are compared: those of the centroid head where a variant's spec has one.
+HEADS = {name: "centroid_" for name, variant in VARIANTS.items() if variant.centroids}
+
 #: Allowed error of float32 arithmetic against transformers' float32, relative to the largest value.
 TOLERANCE = 1e-4
 
@@ -66,11 +72,16 @@ def compile_variant(
     folder: Path,
     cache: Path,
     overrides: Mapping[str, str] | None = None,
-) -> Device:
-    """Compile `specs/NAME.yaml` for the CPU and load it."""
-    options = CompileOptions("cpu", files.target, files.draft, overrides or {}, cache)
-    compiled = compile_spec(SPECS / f"{name}.yaml", folder, options)
-    return load_model(compiled.folder, files.target, files.draft).device
+    target: str = "cpu",
+) -> Path:
+    """Compile `specs/NAME.yaml`; returns the artifact's folder."""
+    options = CompileOptions(target, files.target, files.draft, overrides or {}, cache)
+    return compile_spec(SPECS / f"{name}.yaml", folder, options).folder
+
+
+def load_variant(folder: Path, files: Files) -> Device:
+    """The device of an artifact with the files it was compiled for."""
+    return load_model(folder, files.target, files.draft).device
 
 
 def check_rows(device: Device, golden: Golden, width: int) -> None:
@@ -83,7 +94,7 @@ def check_rows(device: Device, golden: Golden, width: int) -> None:
     for short, kind in (("swa", SWA), ("full", FULL)):
         layer = golden.variant.last_own(kind)
         for part in "kv":
-            plane = device.plane(f"target.layers.{layer}.{part}")  # [kv heads, rows, d]
+            plane = np.asarray(device.plane(f"target.layers.{layer}.{part}"))  # [heads, rows, d]
             kept = np.arange(max(0, len(ids) - plane.shape[1]), len(ids))
             want = golden.arrays[f"{part}_{short}"][:, kept]
             got = plane[:, kept % plane.shape[1]]
@@ -106,7 +117,7 @@ def check_first_round(device: Device, golden: Golden, prefix: str = "") -> None:
         device.launch("run_draft")
         assert int(device.plane("batch")[1 + step]) == golden.arrays[f"{prefix}drafts"][step]
         want = golden.arrays[f"{prefix}draft_carry"][step]
-        assert relative_error(device.plane("carry"), want) < TOLERANCE
+        assert relative_error(np.asarray(device.plane("carry")), want) < TOLERANCE
 
 
 def forced_plans(greedy: Sequence[int], vocab: int) -> Iterator[tuple[str, list[int]]]:

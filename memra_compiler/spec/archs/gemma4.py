@@ -6,22 +6,25 @@ file is must be read from its keys and tensors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memra_compiler.layers.attention import AttentionParams
+from memra_compiler.layers.base import MixerParams
 from memra_compiler.layers.params import Path, Problem
+from memra_compiler.layers.query_attention import QueryAttentionParams
 from memra_compiler.spec.archs.gemma_family import LayerFacts, Reader, activation, stack_facts
 from memra_compiler.spec.archs.gemma_ffn import (
-    dense_width,
     experts_expected,
     ffn_facts,
+    widths_expected,
     wrong_ffns,
 )
 from memra_compiler.spec.archs.gemma_names import (
     EXPERT_NAMES,
     LAYER_NAMES,
     NAMES,
+    PER_LAYER_NAMES,
     spell,
     spelled,
 )
@@ -29,11 +32,12 @@ from memra_compiler.spec.archs.table import CheckpointLike, Expected, Fact, Fact
 
 if TYPE_CHECKING:
     from memra_compiler.spec.model import Spec
+    from memra_compiler.spec.schema import Target
 
-_UNSUPPORTED = (
-    ("embedding_length_per_layer_input", "hidden_size_per_layer_input", "per-layer embeddings"),
-    ("attention.shared_kv_layers", "num_kv_shared_layers", "layers that share keys and values"),
-)
+_PER_LAYER = ("embedding_length_per_layer_input", "hidden_size_per_layer_input")
+
+#: Parts of a multimodal checkpoint beside its text model.
+_ENCODERS = ("model.vision_tower", "model.audio_tower", "model.embed_vision", "model.embed_audio")
 
 
 class Gemma4:
@@ -42,11 +46,11 @@ class Gemma4:
     name = "gemma4"
     names = ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text")
     section = "target"
-    roles = tuple(NAMES)
+    roles = (*NAMES, *PER_LAYER_NAMES)
     layer_roles = (*LAYER_NAMES, *EXPERT_NAMES)
 
     def __init__(self) -> None:
-        self._names = spelled(self.layer_roles)
+        self._names = spelled(self.layer_roles, PER_LAYER_NAMES)
 
     def weight_names(self, role: str, layer: int | None = None) -> tuple[str, ...]:
         """Return the accepted names of a weight, GGUF first. Raises: KeyError."""
@@ -63,24 +67,14 @@ class Gemma4:
         section = data.get("target")
         if not isinstance(section, dict):
             return found
-        for gguf, config, what in _UNSUPPORTED:
-            fact = reader.key(gguf, config)
-            if fact and isinstance(fact.value, int) and fact.value > 0:
-                found.problems.append(
-                    Problem(
-                        ("target", "arch"),
-                        f"this checkpoint has {what}, which are not supported yet",
-                        label="this variant is not supported yet",
-                        hint=f"see {fact.origin}, which is {fact.value}",
-                        code="not-supported",
-                    )
-                )
         self._model_facts(found, reader)
+        found.problems += _per_layer_problems(reader, section)
 
         def per_layer(index: int, layer: LayerFacts) -> Mapping[Path, Fact | None]:
             return self._layer_facts(reader, index, layer)
 
-        stack_facts(found, "target", section, AttentionParams.kind, reader.layers(), per_layer)
+        mixers = {AttentionParams.kind: True, QueryAttentionParams.kind: False}
+        stack_facts(found, "target", section, mixers, reader.layers(), per_layer)
         found.problems += wrong_ffns(section, found)
         return found
 
@@ -94,6 +88,7 @@ class Gemma4:
             ("max_positions",): reader.key("context_length", "max_position_embeddings"),
             ("norm_eps",): reader.key("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
             ("embed", "scale"): arch,
+            ("per_layer_embed", "width"): reader.key(*_PER_LAYER),
             ("head", "tied"): tied_head(reader),
             ("head", "softcap"): softcap(reader),
             ("head", "suppress_tokens"): _suppressed(reader, rows[0] if rows else None),
@@ -105,24 +100,36 @@ class Gemma4:
     def _layer_facts(
         self, reader: Reader, index: int, layer: LayerFacts
     ) -> Mapping[Path, Fact | None]:
-        own_v, q_norm = reader.has("v", index), reader.has("q_norm", index)
-        if own_v is None and (shared := reader.key("", "attention_k_eq_v")):
-            own_v = Fact(not shared.value or bool(layer.windowed.value), shared.origin)
         arch = f"the architecture {self.name}"
-        mixer = ("mixer", AttentionParams.kind)
-        return {
+        both: dict[Path, Fact | None] = {
             ("norms",): Fact("sandwich", arch),
+            ("per_layer_input", "act"): activation(reader, self.name),
             ("out_scale",): reader.has("out_scale", index),
+            **ffn_facts(reader, index, layer, activation(reader, self.name)),
+        }
+        q_norm = reader.has("q_norm", index)
+        normed = q_norm and Fact("rms" if q_norm.value else "none", q_norm.origin)
+        owns = bool(layer.own_kv.value)
+        mixer = ("mixer", (AttentionParams if owns else QueryAttentionParams).kind)
+        queries: dict[Path, Fact | None] = {
             (*mixer, "heads"): layer.heads,
-            (*mixer, "kv_heads"): layer.kv_heads,
             (*mixer, "head_dim"): layer.head_dim,
             (*mixer, "window"): layer.window,
             (*mixer, "scale"): Fact(1.0, arch),
-            (*mixer, "qk_norm"): q_norm and Fact("rms" if q_norm.value else "none", q_norm.origin),
+            (*mixer, "qk_norm" if owns else "q_norm"): normed,
+            **rope_facts((*mixer, "rope"), reader, layer, arch),
+        }
+        if not owns:
+            return {**both, **queries}
+        own_v = reader.has("v", index)
+        if own_v is None and (shared := reader.key("", "attention_k_eq_v")):
+            own_v = Fact(not shared.value or bool(layer.windowed.value), shared.origin)
+        return {
+            **both,
+            **queries,
+            (*mixer, "kv_heads"): layer.kv_heads,
             (*mixer, "v_norm"): Fact("unit", arch),
             (*mixer, "value_from"): own_v and Fact("own" if own_v.value else "key", own_v.origin),
-            **rope_facts((*mixer, "rope"), reader, layer, arch),
-            **ffn_facts(reader, index, layer, activation(reader, self.name)),
         }
 
     def expected(self, spec: Spec) -> list[Expected]:
@@ -149,19 +156,69 @@ class Gemma4:
             ),
             Expected(
                 ("gemma4.attention.shared_kv_layers", "num_kv_shared_layers"),
-                0,
+                sum(not target.layer_kinds[kind].mixer.owns_kv for kind in target.layers),
                 ("target", "layers"),
+            ),
+            Expected(
+                (f"gemma4.{_PER_LAYER[0]}", _PER_LAYER[1]),
+                target.per_layer_embed.width if target.per_layer_embed else 0,
+                ("target", "per_layer_embed", "width"),
             ),
             *layer_expected("gemma4.", "target", spec),
             *experts_expected(spec),
         ]
+        mixers = [target.layer_kinds[kind].mixer for kind in target.layers]
         kv = [
-            mixer.kv_heads
-            for _, kind in target.layer_sequence()
-            if isinstance(mixer := target.layer_kinds[kind].mixer, AttentionParams)
+            owner.kv_heads
+            for mixer in mixers
+            if isinstance(owner := _owner(target, mixer), AttentionParams)
         ]
         path = ("target", "layer_kinds")
         return [*found, Expected(("gemma4.attention.head_count_kv",), kv, path)]
+
+    def ignored(self, spec: Spec) -> Mapping[str, str]:
+        """Return what the text model does not read: encoders, and keys of sharing layers."""
+        found = {f"{name}.*": "not a part of the text model" for name in _ENCODERS}
+        for index, kind in spec.target.layer_sequence():
+            if not spec.target.layer_kinds[kind].mixer.owns_kv:
+                why = f"layer {index} reads the keys and values of an earlier layer"
+                for role in ("k", "v", "k_norm"):
+                    found |= dict.fromkeys(self.weight_names(role, index), why)
+        return found
+
+
+def _owner(target: Target, mixer: MixerParams) -> MixerParams:
+    """The mixer whose keys and values a layer attends."""
+    if isinstance(mixer, QueryAttentionParams):
+        return target.layer_kinds[mixer.kv_kind].mixer
+    return mixer
+
+
+def _per_layer_problems(reader: Reader, section: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield a problem if the file has per-layer embeddings and the spec none, or the reverse."""
+    found = reader.key(*_PER_LAYER)
+    width = found.value if found else 0
+    declared = section.get("per_layer_embed") is not None
+    if width and found and not declared:
+        yield Problem(
+            ("target",),
+            f"this checkpoint has per-layer embeddings {width} wide, the spec has none",
+            label="`per_layer_embed` is missing",
+            hint=f"write `per_layer_embed: {{width: {width}}}`, and `per_layer_input` in each "
+            f"layer kind; see {found.origin}",
+            code="weights-mismatch",
+            at_key=True,
+        )
+    elif declared and not width:
+        origin = found.origin if found else f"the absence of `{_PER_LAYER[1]}` in {reader.file}"
+        yield Problem(
+            ("target", "per_layer_embed"),
+            "the spec has per-layer embeddings, this checkpoint has none",
+            label="not in the weights",
+            hint=f"see {origin}",
+            code="weights-mismatch",
+            at_key=True,
+        )
 
 
 def softcap(reader: Reader) -> Fact:
@@ -235,11 +292,7 @@ def layer_expected(prefix: str, section: str, spec: Spec) -> list[Expected]:
             [kind.mixer.heads for kind in kinds],
             declared,
         ),
-        Expected(
-            (f"{prefix}feed_forward_length", "intermediate_size"),
-            [width for kind in kinds if (width := dense_width(kind.ffn)) is not None],
-            declared,
-        ),
+        *widths_expected(prefix, declared, kinds),
     ]
     seen = set()
     for (_, name), kind in zip(stack.layer_sequence(), kinds, strict=True):

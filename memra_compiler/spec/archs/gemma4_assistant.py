@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from memra_compiler.drafters.chained import ChainedHead
 from memra_compiler.layers.gated_ffn import GatedFfnParams
 from memra_compiler.layers.params import Path
 from memra_compiler.layers.query_attention import QueryAttentionParams
@@ -32,6 +33,18 @@ _PROJECTIONS = {
     role: (f"nextn.{role}.weight", f"mtp.{role}.weight", f"{role}.weight")
     for role in ("pre_projection", "post_projection")
 }
+_CENTROIDS = {
+    "centroids": (
+        "masked_embd_centroids.weight",
+        "mtp.centroids.weight",
+        "masked_embedding.centroids.weight",
+    ),
+    "ordering": (
+        "masked_embd_ordering",
+        "mtp.token_ordering.weight",
+        "masked_embedding.token_ordering",
+    ),
+}
 
 
 class Gemma4Assistant:
@@ -45,11 +58,15 @@ class Gemma4Assistant:
         "gemma4-unified-assistant",
     )
     section = "drafter"
-    roles = (*NAMES, *_PROJECTIONS)
-    layer_roles = tuple(role for role in LAYER_NAMES if role not in ("k", "v", "k_norm"))
+    roles = (*NAMES, *_PROJECTIONS, *_CENTROIDS)
+    layer_roles = tuple(
+        role
+        for role in LAYER_NAMES
+        if role not in ("k", "v", "k_norm") and not role.startswith("per_layer")
+    )
 
     def __init__(self) -> None:
-        self._names = {**spelled(self.layer_roles), **_PROJECTIONS}
+        self._names = {**spelled(self.layer_roles), **_PROJECTIONS, **_CENTROIDS}
 
     def weight_names(self, role: str, layer: int | None = None) -> tuple[str, ...]:
         """Return the accepted names of a weight, GGUF first. Raises: KeyError."""
@@ -73,6 +90,7 @@ class Gemma4Assistant:
             ("drafter", "norm_eps"): reader.key("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
             ("drafter", "head", "tied"): tied_head(reader),
             ("drafter", "head", "softcap"): softcap(reader),
+            **_centroid_facts(reader, section.get("head")),
             ("target", "width"): reader.key(_TARGET_WIDTH, "backbone_hidden_size"),
             ("target", "vocab"): Fact(rows[0], table) if rows else reader.key("", "vocab_size"),
         }
@@ -83,8 +101,9 @@ class Gemma4Assistant:
         def per_layer(index: int, layer: LayerFacts) -> Mapping[Path, Fact | None]:
             return self._layer_facts(reader, index, layer)
 
-        mixer = QueryAttentionParams.kind
-        stack_facts(found, "drafter", section, mixer, reader.layers(), per_layer)
+        layers = reader.layers(own_kv=False)
+        mixers = {QueryAttentionParams.kind: False}
+        stack_facts(found, "drafter", section, mixers, layers, per_layer)
         return found
 
     def _layer_facts(
@@ -132,6 +151,35 @@ class Gemma4Assistant:
             spellings = dict.fromkeys(key for item in items for key in item.keys)
             found.append(Expected(tuple(spellings), items[0].value, items[0].path))
         return found
+
+    def ignored(self, spec: Spec) -> Mapping[str, str]:
+        """Return the tensors of a centroid head that the spec does not use."""
+        head = getattr(spec.drafter, "head", None)
+        if not isinstance(head, ChainedHead) or head.centroids is not None:
+            return {}
+        why = "the spec has the full head: no `drafter.head.centroids`"
+        return {name: why for names in _CENTROIDS.values() for name in names}
+
+
+def _centroid_facts(reader: Reader, head: object) -> dict[Path, Fact | None]:
+    """Return the centroid head as the file has it.
+
+    A spec may choose the full head for a file with clusters: so whether there is one is a fact only
+    for a spec that leaves it to the file.
+    """
+    clusters = reader.tensor("centroids")
+    count = reader.key("n_centroids", "num_centroids")
+    if clusters:
+        count = Fact(clusters[0], f"the rows of the centroids of {reader.file}")
+    active = reader.key("centroid_top_k", "centroid_intermediate_top_k")
+    path = ("drafter", "head", "centroids")
+    if not isinstance(head, dict) or head.get("centroids") != "auto":
+        return {(*path, "count"): count, (*path, "active"): active}
+    if not clusters or count is None:
+        return {path: Fact(None, f"the absence of centroids in {reader.file}")}
+    if active is None:
+        return {}
+    return {path: Fact({"count": count.value, "active": active.value}, count.origin)}
 
 
 TABLE = Gemma4Assistant()

@@ -6,7 +6,7 @@ Sources: llama.cpp `conversion/gemma.py` (GGUF keys), transformers `models/gemma
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from memra_compiler.layers.params import Path, Problem
@@ -21,6 +21,7 @@ class LayerFacts:
     """What a checkpoint says about one layer; None where it does not say."""
 
     windowed: Fact
+    own_kv: Fact
     heads: Fact | None
     kv_heads: Fact | None
     head_dim: Fact | None
@@ -75,9 +76,31 @@ class Reader:
         what = "the tensor" if found else "the absence of the tensor"
         return Fact(found, f"{what} `{name}` in {self.file}")
 
-    def layers(self) -> list[LayerFacts]:
-        """Return the facts of every layer, first to last; empty if the pattern is unknown."""
-        return list(_gguf_layers(self) if self.gguf else _config_layers(self))
+    def layers(self, *, own_kv: bool = True) -> list[LayerFacts]:
+        """Return the facts of every layer, first to last; empty if the pattern is unknown.
+
+        `own_kv` False: no layer of such a model has keys and values, whatever the file says.
+        """
+        found = list(_gguf_layers(self) if self.gguf else _config_layers(self))
+        for index, layer in enumerate(found):
+            owns = self._own_kv(index, len(found)) if own_kv else Fact(False, "the architecture")
+            width = layer.ffn_width
+            if gate := self.tensor("gate", index):  # metadata may give one width for all
+                rows = f"the {gate[0]} gate rows of layer {index} of {self.file}"
+                width = Fact(gate[0], rows)
+            elif not self.gguf and width and not owns.value:
+                double = self.key("", "use_double_wide_mlp")
+                if double and double.value:
+                    width = Fact(2 * width.value, double.origin)
+            found[index] = replace(layer, own_kv=owns, ffn_width=width)
+        return found
+
+    def _own_kv(self, index: int, count: int) -> Fact:
+        """Whether a layer has keys and values of its own: those of the last ones are shared."""
+        shared = self.key("attention.shared_kv_layers", "num_kv_shared_layers")
+        if shared is None or not isinstance(shared.value, int):
+            return Fact(True, f"the absence of shared key/value layers in {self.file}")
+        return Fact(index < count - shared.value, shared.origin)
 
 
 def _plain(value: Any) -> Any:
@@ -115,6 +138,7 @@ def _gguf_layers(reader: Reader) -> Iterator[LayerFacts]:
         whole = Fact(1.0, factors.origin) if factors and not factors.value else None
         yield LayerFacts(
             windowed=windowed,
+            own_kv=windowed,
             heads=_at(reader.key("attention.head_count"), layer),
             kv_heads=_at(reader.key("attention.head_count_kv"), layer),
             head_dim=reader.key(f"attention.key_length{swa}"),
@@ -147,6 +171,7 @@ def _config_layers(reader: Reader) -> Iterator[LayerFacts]:
         global_kv = "num_global_key_value_heads" if shares_k and shares_k.value else ""
         yield LayerFacts(
             windowed=Fact(windowed, origin),
+            own_kv=Fact(True, origin),
             heads=read("num_attention_heads"),
             kv_heads=read("num_key_value_heads", global_kv),
             head_dim=read("head_dim", "global_head_dim"),
@@ -175,15 +200,20 @@ def activation(reader: Reader, arch: str) -> Fact:
     return Fact(_ACTIVATIONS.get(str(found.value), found.value), found.origin)
 
 
-def windowed_kinds(section: Mapping[str, Any], mixer: str) -> dict[str, bool]:
-    """Map each declared kind that has this mixer to whether it is windowed."""
+#: How a layer works, as far as its kind is told by it: is it windowed, has it its own keys?
+Traits = tuple[bool, bool]
+
+
+def kind_traits(section: Mapping[str, Any], mixers: Mapping[str, bool]) -> dict[str, Traits]:
+    """Map each declared kind that has one of these mixers (name -> own keys) to its traits."""
     kinds = section.get("layer_kinds")
     found = {}
     for name, kind in kinds.items() if isinstance(kinds, dict) else ():
         choice = kind.get("mixer") if isinstance(kind, dict) else None
-        fields = choice.get(mixer) if isinstance(choice, dict) else None
-        if isinstance(fields, dict):
-            found[str(name)] = fields.get("window") is not None
+        for mixer, owns in mixers.items():
+            fields = choice.get(mixer) if isinstance(choice, dict) else None
+            if isinstance(fields, dict):
+                found[str(name)] = (fields.get("window") is not None, owns)
     return found
 
 
@@ -194,18 +224,18 @@ def stack_facts(
     facts: Facts,
     name: str,
     section: Mapping[str, Any],
-    mixer: str,
+    mixers: Mapping[str, bool],
     layers: list[LayerFacts],
     per_layer: PerLayer,
 ) -> None:
     """Put the order of layers and, for every kind, what all of its layers agree on.
 
-    A layer's kind is told by its window. Where that is ambiguous (two windowed kinds) the written
+    A layer's kind is told by its traits. Where that is ambiguous (two windowed kinds) the written
     order decides, and `layers` itself cannot be `auto`.
     """
-    kinds = windowed_kinds(section, mixer)
-    by_window = {flag: [k for k, w in kinds.items() if w is flag] for flag in (True, False)}
-    wanted = [by_window[bool(layer.windowed.value)] for layer in layers]
+    kinds = kind_traits(section, mixers)
+    traits = [(bool(layer.windowed.value), bool(layer.own_kv.value)) for layer in layers]
+    wanted = [[kind for kind, has in kinds.items() if has == own] for own in traits]
     written = written_layers(section)
     if layers and all(len(names) == 1 for names in wanted):
         order = [names[0] for names in wanted]
@@ -215,7 +245,7 @@ def stack_facts(
         order = written
         for index, (kind, names) in enumerate(zip(order, wanted, strict=True)):
             if kind in kinds and kind not in names:
-                facts.problems.append(_wrong_window(name, index, kind, layers[index]))
+                facts.problems.append(_wrong_kind(name, index, kind, kinds[kind], layers[index]))
                 return
     else:
         return
@@ -224,13 +254,19 @@ def stack_facts(
         _kind_facts(facts, (name, "layer_kinds", kind), members, layers, per_layer)
 
 
-def _wrong_window(section: str, index: int, kind: str, layer: LayerFacts) -> Problem:
-    what = "windowed" if layer.windowed.value else "global"
+def _wrong_kind(section: str, index: int, kind: str, has: Traits, layer: LayerFacts) -> Problem:
+    """The first trait in which a layer is not what its written kind is."""
+    what, origin = "windowed" if layer.windowed.value else "global", layer.windowed.origin
+    if bool(layer.windowed.value) is has[0]:
+        owns = "has its own keys and values"
+        what = owns if layer.own_kv.value else "reads the keys and values of an earlier layer"
+        origin = layer.own_kv.origin
+    verb = "" if " " in what else "is "
     return Problem(
         (section, "layers", index),
-        f"layer {index} is `{kind}`, but in the weights it is {what}",
-        label=f"layer {index} is {what}",
-        hint=f"see {layer.windowed.origin}",
+        f"layer {index} is `{kind}`, but in the weights it {verb}{what}",
+        label=f"layer {index} {verb}{what}",
+        hint=f"see {origin}",
         code="weights-mismatch",
     )
 

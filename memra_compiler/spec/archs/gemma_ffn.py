@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from memra_compiler.layers.base import FfnParams
+from memra_compiler.layers.base import FfnParams, LayerKind
 from memra_compiler.layers.gated_ffn import GatedFfnParams
 from memra_compiler.layers.moe import MoeFfnParams
 from memra_compiler.layers.params import Path, Problem
@@ -81,6 +81,19 @@ def dense_width(ffn: FfnParams) -> int | None:
     if isinstance(ffn, GatedFfnParams):
         return ffn.width
     return ffn.dense_width if isinstance(ffn, MoeFfnParams) else None
+
+
+def widths_expected(prefix: str, path: Path, kinds: list[LayerKind]) -> Iterator[Expected]:
+    """Yield the feed-forward widths; a config has one, and whether shared layers double it."""
+    widths = [width for kind in kinds if (width := dense_width(kind.ffn)) is not None]
+    yield Expected((f"{prefix}feed_forward_length",), widths, path)
+    shared = [not kind.mixer.owns_kv for kind in kinds]
+    if all(shared) or not any(shared) or len(widths) < len(kinds):
+        yield Expected(("intermediate_size",), widths, path)
+        return
+    double = all(w == widths[0] * (1 + s) for w, s in zip(widths, shared, strict=True))
+    yield Expected(("intermediate_size",), widths[:1] if double else widths, path)
+    yield Expected(("use_double_wide_mlp",), double, path)
 
 
 def experts_expected(spec: Spec) -> list[Expected]:

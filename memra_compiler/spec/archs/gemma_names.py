@@ -6,11 +6,18 @@ normalises the attention output), so names belong to an architecture.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 NAMES = {
     "embed": ("token_embd.weight", "model.embed_tokens.weight"),
     "head": ("output.weight", "lm_head.weight"),
     "output_norm": ("output_norm.weight", "model.norm.weight"),
     "rope_freqs": ("rope_freqs.weight",),
+}
+PER_LAYER_NAMES = {
+    "per_layer_embed": ("per_layer_token_embd.weight", "model.embed_tokens_per_layer.weight"),
+    "per_layer_context": ("per_layer_model_proj.weight", "model.per_layer_model_projection.weight"),
+    "per_layer_norm": ("per_layer_proj_norm.weight", "model.per_layer_projection_norm.weight"),
 }
 LAYER_NAMES = {
     "attn_norm": ("attn_norm.weight", "input_layernorm.weight"),
@@ -26,6 +33,9 @@ LAYER_NAMES = {
     "up": ("ffn_up.weight", "mlp.up_proj.weight"),
     "down": ("ffn_down.weight", "mlp.down_proj.weight"),
     "post_ffw_norm": ("post_ffw_norm.weight", "post_feedforward_layernorm.weight"),
+    "per_layer_gate": ("inp_gate.weight", "per_layer_input_gate.weight"),
+    "per_layer_proj": ("proj.weight", "per_layer_projection.weight"),
+    "per_layer_post_norm": ("post_norm.weight", "post_per_layer_input_norm.weight"),
     "out_scale": ("layer_output_scale.weight", "layer_scalar"),
 }
 #: Of a target's layers with experts, beside a dense branch that has the names above.
@@ -59,9 +69,12 @@ def spell(names: tuple[str, ...], layer: bool) -> tuple[str, ...]:
     return tuple(found)
 
 
-def spelled(layer_roles: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """Return every spelling of the shared roles, with `{i}` for the layer number."""
-    found = {role: spell(names, layer=False) for role, names in NAMES.items()}
+def spelled(
+    layer_roles: tuple[str, ...], more: Mapping[str, tuple[str, ...]] | None = None
+) -> dict[str, tuple[str, ...]]:
+    """Return every spelling of the shared roles (and of `more`), `{i}` being the layer number."""
+    roles = {**NAMES, **(more or {})}
+    found = {role: spell(names, layer=False) for role, names in roles.items()}
     layer_names = LAYER_NAMES | EXPERT_NAMES
     found.update({role: spell(layer_names[role], layer=True) for role in layer_roles})
     return found

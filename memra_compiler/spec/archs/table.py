@@ -107,6 +107,9 @@ class ArchTable(Protocol):
     def expected(self, spec: Spec) -> list[Expected]:
         """Return what another file's metadata must say to be used with this spec."""
 
+    def ignored(self, spec: Spec) -> Mapping[str, str]:
+        """Return the tensors (patterns) that files may have and this spec does not read: why."""
+
 
 def names_for(
     names: Mapping[str, tuple[str, ...]], role: str, layer: int | None

@@ -193,7 +193,19 @@ def _streams(r: BenchResult) -> str:
          str(s.rounds_count)]
         for s in r.streams
     ]  # fmt: skip
-    return table(head, rows) + f"\nprompt: {r.prompt_tok_s:,.0f} tok/s"
+    chosen = [
+        f"\n{s.mode}: {depths_text(s.rounds_at_depth_count, s.cut_rounds_count)}"
+        for s in r.streams
+        if s.mode == "spec policy"
+    ]
+    return table(head, rows) + "".join(chosen) + f"\nprompt: {r.prompt_tok_s:,.0f} tok/s"
+
+
+def depths_text(rounds: Sequence[int], cuts: int) -> str:
+    """Rounds by the drafts they verified, and how many chains doubt has ended, if any."""
+    used = ", ".join(f"{depth}: {count}" for depth, count in enumerate(rounds) if count)
+    doubt = f"; {cuts} chains were ended by doubt" if cuts else ""
+    return f"rounds by drafts  {used}{doubt}"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

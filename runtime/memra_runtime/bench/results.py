@@ -118,6 +118,9 @@ class StreamResult:
     acceptance_ratio: float
     tokens_per_round_ratio: float
     rounds_count: int
+    #: Rounds that verified 0, 1, ... drafts, and those whose chain was ended by doubt.
+    rounds_at_depth_count: tuple[int, ...] = ()
+    cut_rounds_count: int = 0
 
 
 @dataclass(frozen=True)

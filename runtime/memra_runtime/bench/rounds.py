@@ -45,7 +45,7 @@ class RoundClock:
     def restore(self, depth: int) -> None:
         for name, values in self._saved.items():
             self.device.plane(name)[...] = values
-        self.device.put({"depth": depth})
+        self.device.put({"depth": depth, "doubt": 0})  # that many drafts, however doubtful
 
     def verifying(self) -> None:
         """Restore the state in which the deepest round has drafted and is about to verify."""

@@ -130,16 +130,17 @@ def measure_streams(
                 # the first token comes from the prompt, so it is not counted
                 speeds[name].append((stats.tokens - 1) / stats.seconds)
                 prompts.append(stats.prompt_tokens / stats.prompt_s)
-            counts[name] = (stats.drafted, stats.accepted, stats.rounds)
+            counts[name] = stats
     base = statistics.median(speeds["plain"])
     results = []
     for name, all_speeds in speeds.items():
-        drafted, accepted, rounds = counts[name]
+        stats = counts[name]
         speed = statistics.median(all_speeds)
         results.append(
             StreamResult(
                 name, speed, min(all_speeds), max(all_speeds), speed / base,
-                accepted / drafted if drafted else 0.0, 1 + accepted / max(1, rounds), rounds,
+                stats.acceptance, 1 + stats.accepted / max(1, stats.rounds), stats.rounds,
+                tuple(stats.rounds_at_depth), stats.cut_rounds,
             )
         )  # fmt: skip
     return plain, tuple(results), statistics.median(prompts)

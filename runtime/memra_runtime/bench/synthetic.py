@@ -48,7 +48,7 @@ def synthetic_device(folder: Path, progress: Progress | None = None) -> Device:
 
 
 def synthetic_weights(entries: Sequence[WeightEntry]) -> list[npt.NDArray[np.uint8]]:
-    """Stored bytes of each weight: ones for vectors, random blocks for matrices."""
+    """Stored bytes of each weight: ones or token ids for vectors, random blocks for matrices."""
     rng = np.random.default_rng(0)
     largest: dict[str, int] = {}
     for entry in entries:
@@ -61,6 +61,8 @@ def synthetic_weights(entries: Sequence[WeightEntry]) -> list[npt.NDArray[np.uin
             return make_weight(entry)
         if len(entry.shape) > 1:
             return pools[entry.format][: entry.bytes]
+        if entry.format in ("i32", "i64"):
+            return np.arange(*entry.shape, dtype=f"int{entry.format[1:]}").view(np.uint8)
         return stored_floats(np.ones(entry.shape, np.float32), entry.format)
 
     return [one(entry) for entry in entries]

@@ -21,6 +21,7 @@ from memra_runtime.check.rows import (
     ring_edges,
     same_bits,
 )
+from memra_runtime.device import calls
 from memra_runtime.model import Model
 from memra_runtime.session import Policy, Session
 
@@ -143,9 +144,8 @@ class Rig:
     def launch(self, sequence: str) -> list[Row]:
         """Launch a sequence program by program and read the target's rows when they are there."""
         rows: list[Row] = []
-        for program, repeat in self.manifest.sequences[sequence]:
-            for _ in range(self.device.get(repeat) if repeat else 1):
-                self.device.launch(f"run_{program}")
+        for program in calls(self.device, sequence):
+            self.device.launch(f"run_{program}")
             name = program.partition("_fault_")[0]
             if name in self.row_reader.kept:
                 rows = self.row_reader.read(name, self.device.get("rows"))
@@ -250,6 +250,8 @@ class Rig:
         place = {**place, "position": found.position}
         if found.accepted != matched:
             differ("accepted drafts", matched, found.accepted, **place)
+        if expected is not None and "in_round" in self.manifest.gates:
+            expected = min(expected, len(found.rows) - 1)  # doubt may have ended the chain
         if expected is not None and found.accepted != expected:
             differ("accepted drafts against the forced ones", expected, found.accepted, **place)
         at = self.device.get("position")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from memra_runtime.check.prompts import Prompt
 from memra_runtime.check.report import SIGMAS, Difference, Parted, Tally, Verdict, differ
 from memra_runtime.check.rig import Rig, right_until
+from memra_runtime.device import calls
 
 #: Least share of first drafts that must be right; below it the drafter does not fit the target.
 LEAST_ACCEPTANCE = 0.02
@@ -139,11 +140,10 @@ def probe(rig: Rig, prompt: Prompt, sequence: str, into: Probes, *, careful: boo
 
 def draft_chain(rig: Rig, sequence: str) -> list[int]:
     """Run the draft part of a round and read the drafts; the next round starts over."""
-    for program, repeat in rig.manifest.sequences[sequence]:
+    for program in calls(rig.device, sequence):
         if program.partition("_fault_")[0] not in ("begin", "draft"):
             break
-        for _ in range(rig.device.get(repeat) if repeat else 1):
-            rig.device.launch(f"run_{program}")
+        rig.device.launch(f"run_{program}")
     drafted: list[int] = rig.device.plane("batch")[1 : rig.device.get("drafted") + 1].tolist()
     return drafted
 

@@ -7,6 +7,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from memra_runtime.bench.report import depths_text
 from memra_runtime.cli.app import size
 from memra_runtime.errors import fail
 from memra_runtime.model import MemoryPlan
@@ -37,7 +38,7 @@ def rounds_line(how: str, policy: Policy, plain: bool, depth: int | None) -> str
         return f"{how}, depth 0; the drafter is loaded but not used (--depth 0)"
     if not policy.adaptive:
         return f"{how}, depth {policy.cap} ({'--depth' if depth is not None else 'fixed'})"
-    least = min(policy.floor_short, policy.floor_deep)
+    least = min(policy.floor_short, policy.floor_deep, policy.floor_least)
     return f"{how}, depth {least}..{policy.cap} (accepted_plus_one)"
 
 
@@ -90,6 +91,8 @@ class RunStats:
     acceptance: float | None
     attempted_by_position: list[int]
     accepted_by_position: list[int]
+    rounds_by_drafts: list[int]
+    cut_rounds: int
     round_ms: float | None
     split: Split | None
     plain_step_ms: float | None
@@ -131,7 +134,8 @@ class RunStats:
             for i, (accepted, tried) in enumerate(pairs, 1)
             if tried
         ]
-        return [*rows, ("", f"by position (accepted/attempted)  {'   '.join(by_position)}")]
+        rows.append(("", f"by position (accepted/attempted)  {'   '.join(by_position)}"))
+        return [*rows, ("", depths_text(self.rounds_by_drafts, self.cut_rounds))]
 
     def _ran(self) -> str:
         rounds = max(self.rounds, 1)
@@ -189,7 +193,7 @@ def split_rounds(session: Session, sequence: str) -> Split | None:
     while rounds < SPLIT_ROUNDS and time.perf_counter() - begin < TIMING_SECONDS:
         if session.position + depth + 1 > session.capacity:
             break
-        session.device.put({"depth": depth})
+        session.device.put({"depth": depth, "doubt": 0})
         for program, times in timer.parts(sequence, depth).items():
             spent[COLUMNS.get(program, "rest")] += sum(times)
         rounds += 1
@@ -244,6 +248,8 @@ def run_stats(
         acceptance=stats.acceptance if stats.drafted else None,
         attempted_by_position=stats.attempted_at,
         accepted_by_position=stats.accepted_at,
+        rounds_by_drafts=stats.rounds_at_depth,
+        cut_rounds=stats.cut_rounds,
         round_ms=round_ms,
         split=split,
         plain_step_ms=plain_ms,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -85,3 +85,15 @@ class Device(Protocol):
 
     def put_back(self, spans: Spans, kept: Kept) -> None:
         """Write what was kept, here or on another device of the same artifact."""
+
+
+def calls(device: Device, sequence: str) -> Iterator[str]:
+    """The programs of a sequence in the order of a round, for a caller that launches each itself.
+
+    A program may lower the counter that it is repeated by, so that is read before each run.
+    """
+    for program, repeat in device.manifest.sequences[sequence]:
+        runs = 0
+        while runs < (device.get(repeat) if repeat else 1):
+            yield program
+            runs += 1

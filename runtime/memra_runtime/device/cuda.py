@@ -9,7 +9,7 @@ the mirror as often as it likes.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from memra_runtime.device.cuda_driver import (
     PinnedBuffer,
     Stream,
 )
-from memra_runtime.device.cuda_loop import can_loop, capture_burst
+from memra_runtime.device.cuda_loop import CutRound, can_loop, capture_burst, capture_round
 from memra_runtime.device.cuda_upload import upload_weights
 from memra_runtime.device.memory import Kept, Spans, weights_fingerprint
 from memra_runtime.errors import fail
@@ -278,11 +278,21 @@ class CudaDevice:
 
     def runs(self, sequence: str) -> str:
         """How a sequence runs here."""
+        cuts = self._cuts(sequence)
         if self.loops:
-            return f"graph: {sequence}, repeated on the GPU (one launch a burst)"
+            doubt = ", chains ended by doubt" if cuts else ""
+            return f"graph: {sequence}{doubt}, repeated on the GPU (one launch a burst)"
         if self.graphs:
-            return f"graph: {sequence} (one launch and one host read)"
-        return "eager: kernel by kernel, graphs are off"
+            doubt = (", chains ended by doubt only after all their drafts are made: the driver is "
+                     "older than CUDA 12.8" if cuts else "")  # fmt: skip
+            return f"graph: {sequence}{doubt} (one launch and one host read)"
+        doubt = ", a host read a draft," if cuts else ","
+        return f"eager: kernel by kernel{doubt} graphs are off"
+
+    def _cuts(self, sequence: str) -> bool:
+        """Whether doubt may end the draft chains of a sequence."""
+        drafts = any(repeat for _, repeat in self.manifest.sequences[sequence])
+        return drafts and "in_round" in self.manifest.gates
 
     # -- launching ---------------------------------------------------------------------------------
 
@@ -293,19 +303,23 @@ class CudaDevice:
             self._end.wait()
             self.done()
             return
-        depth = self.get("depth")
         if name.startswith("run_"):
             program = name.removeprefix("run_")
             self._enqueue_program(program, self._rows(program, self.get("rows")))
             self._finish(name)
             return
+        cuts, depth = self._cuts(name), self.get("depth")
         if not self.graphs or name == "prefill":
-            self._enqueue(name, depth)
+            if cuts:
+                self._run_cut(name)
+            else:
+                self._enqueue(name, depth)
             self._finish(name)
             return
-        graph = self._graphs.get((name, depth))
+        key = (name, 0 if cuts and self.loops else depth)  # a cut round is one graph at any depth
+        graph = self._graphs.get(key)
         if graph is None:
-            graph = self._capture(name, depth)
+            graph = self._graphs[key] = self._capture(*key, cuts=cuts and self.loops)
         graph.launch(self.stream)
         self.launches += 1
         self.stream.wait(f"running {name} at depth {depth}")
@@ -346,7 +360,7 @@ class CudaDevice:
         """Record a burst: a round at every depth it may choose, in a loop."""
         calls = [call for call in self.manifest.sequences[name] if call[0] != "again"]
         repeats = any(repeat for _, repeat in calls)
-        deepest = int(self.manifest.spec["round"]["depth"]["max"]) if repeats else 0
+        deepest = self._deepest if repeats else 0
         (again,) = self.manifest.launches["again"]
         ring = self._places["ring"].offset
 
@@ -355,26 +369,71 @@ class CudaDevice:
             self.stream.copy_out(self._mirror, self._arena.address + ring, size, ring)
             self.stream.copy_out(self._mirror, self._arena.address, ring)
 
+        rounds: Sequence[Callable[[], None]] | CutRound
+        if self._cuts(name):
+            rounds = self._cut_round(calls)
+        else:
+            rounds = [partial(self._enqueue_calls, calls, depth) for depth in range(deepest + 1)]
         return capture_burst(
             self.context,
             self.stream,
-            [partial(self._enqueue_calls, calls, depth) for depth in range(deepest + 1)],
+            rounds,
             lambda loop, depths: self._bind(again, (loop, depths)),
             mirror,
         )
 
-    def _capture(self, name: str, depth: int) -> Graph:
-        """Record a sequence at one depth: all its launches and the copy of the mirror."""
+    @property
+    def _deepest(self) -> int:
+        """The most drafts that programs are compiled for."""
+        return int(self.manifest.spec["round"]["depth"]["max"])
+
+    def _capture(self, name: str, depth: int, *, cuts: bool) -> Graph:
+        """Record a sequence: all its launches at one depth, and the copy of the mirror.
+
+        Where it `cuts` its chain, the number of launches is decided on the device.
+        """
 
         def enqueue() -> None:
             self._enqueue(name, depth)
-            self.stream.copy_out(self._mirror, self._arena.address, self._mirror_bytes)
+            self._copy_mirror()
 
-        graph = self._graphs[(name, depth)] = self.stream.capture(enqueue)
-        return graph
+        if not cuts:
+            return self.stream.capture(enqueue)
+        parts = self._cut_round(self.manifest.sequences[name])
+        return capture_round(self.context, self.stream, parts, self._copy_mirror)
+
+    def _cut_round(self, calls: Sequence[tuple[str, str]]) -> CutRound:
+        """The parts of a round whose chain may be cut."""
+        (begin, _), (draft, _), *rest = calls
+
+        def queue(program: str, *handles: int) -> None:
+            for entry in self.manifest.launches[program]:
+                self._bind(entry, (handles[0], handles[1])).launch(self.stream, 1)
+
+        widths = range(self._deepest + 1)
+        return CutRound(
+            partial(queue, begin),
+            partial(queue, draft),
+            [partial(self._enqueue_calls, rest, drafts) for drafts in widths],
+        )
+
+    def _run_cut(self, name: str) -> None:
+        """Run a round whose chain may be cut, kernel by kernel: the host looks after each draft."""
+        (begin, _), (draft, repeat), *rest = self.manifest.sequences[name]
+        self._enqueue_program(begin, 1)
+        self._finish(name)
+        steps = 0
+        while steps < self.get(repeat):
+            self._enqueue_program(draft, 1)
+            self._finish(name)
+            steps += 1
+        self._enqueue_calls(rest, self.get(repeat))
+
+    def _copy_mirror(self) -> None:
+        self.stream.copy_out(self._mirror, self._arena.address, self._mirror_bytes)
 
     def _finish(self, name: str) -> None:
-        self.stream.copy_out(self._mirror, self._arena.address, self._mirror_bytes)
+        self._copy_mirror()
         self.stream.wait(f"running {name}")
         self.reads += 1
 

@@ -174,10 +174,10 @@ class GraphDraft:
         context = self._context.handle
         return int(call(driver.cuGraphConditionalHandleCreate, self._graph, context, first, assign))
 
-    def add_while(self, handle: int) -> tuple[Any, list[GraphDraft]]:
+    def add_while(self, handle: int, after: Any = None) -> tuple[Any, list[GraphDraft]]:
         """Add a node whose body repeats while the condition is not zero."""
         kinds = driver.CUgraphConditionalNodeType
-        return self._add(kinds.CU_GRAPH_COND_TYPE_WHILE, handle, 1, None)
+        return self._add(kinds.CU_GRAPH_COND_TYPE_WHILE, handle, 1, after)
 
     def add_switch(
         self, handle: int, count: int, after: Any = None

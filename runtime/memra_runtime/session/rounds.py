@@ -22,7 +22,7 @@ from memra_runtime.artifact import (
     STATE_ACCEPTED,
     STATE_ATTEMPTED,
 )
-from memra_runtime.device import Device
+from memra_runtime.device import Device, calls
 from memra_runtime.errors import fail
 from memra_runtime.session.policy import Policy
 from memra_runtime.session.stats import Stats
@@ -90,6 +90,7 @@ class Rounds:
 
     def _claim(self) -> None:
         self._closed()
+        self.policy.check(self.device.manifest)
         self.device.texts += 1
         self._number = self.device.texts
 
@@ -207,10 +208,9 @@ class Rounds:
 
     def _launch_timed(self, sequence: str) -> None:
         device, spent = self.device, self.stats.phase_s
-        for program, repeat in device.manifest.sequences[sequence]:
+        for program in calls(device, sequence):
             start = time.perf_counter()
-            for _ in range(device.get(repeat) if repeat else 1):
-                device.launch(f"run_{program}")
+            device.launch(f"run_{program}")
             phase = PHASES.get(program, "rest")
             spent[phase] = spent.get(phase, 0.0) + time.perf_counter() - start
 
@@ -286,6 +286,7 @@ class Rounds:
         stats.rounds = device.get("rounds")
         stats.drafted = device.get("total_drafted")
         stats.accepted = device.get("total_accepted")
+        stats.cut_rounds = device.get("cuts")
         depth = max(self.policy.cap, 1)
         for name, at in (("attempted_at", STATE_ATTEMPTED), ("accepted_at", STATE_ACCEPTED)):
             setattr(stats, name, [int(n) for n in device.state[at : at + min(depth, MAX_DEPTH)]])

@@ -49,6 +49,7 @@ class Session(Rounds):
         does not fit, or a windowed cache no longer holds what the first row would read.
         """
         self._own()
+        self.policy.check(self.device.manifest)
         tokens, start = continuation(self.device.manifest, self.text, self.pending, suffix, keep)
         check_request(self.device.manifest, tokens, max_new)
         self._run(tokens, start)
@@ -119,7 +120,7 @@ class Session(Rounds):
         device.put({"pending": tokens[-1]})
         device.launch("prime")
         device.state[STATE_ATTEMPTED:] = 0
-        device.put({"rounds": 0, "total_drafted": 0, "total_accepted": 0})
+        device.put({"rounds": 0, "total_drafted": 0, "total_accepted": 0, "cuts": 0})
         text.seams = (*(seam for seam in text.seams if seam <= start), len(tokens))
         text.tokens, text.shown = tokens, len(tokens)
         text.written = max(text.written, len(tokens))

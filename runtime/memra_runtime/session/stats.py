@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 
 @dataclass
@@ -20,6 +21,7 @@ class Stats:
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
+    cut_rounds: int = 0
     attempted_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
     seconds: float = 0.0
@@ -29,6 +31,12 @@ class Stats:
     @property
     def acceptance(self) -> float:
         return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def rounds_at_depth(self) -> list[int]:
+        """Rounds that verified 0, 1, ... drafts."""
+        at_least = [self.rounds, *self.attempted_at, 0]
+        return [more - fewer for more, fewer in pairwise(at_least)]
 
     @property
     def tokens_per_round(self) -> float:
