@@ -86,7 +86,7 @@ def spec_facts(spec: Spec) -> SpecFacts:
         for section in ("target", "drafter")
         for pattern, reason in spec.arch(section).ignored(spec).items()
     )
-    return SpecFacts(spec.resolved(), spec.digest, expect, ignore)
+    return SpecFacts(spec.resolved(), spec.digest, expect, ignore, spec.ranks, spec.head_entry)
 
 
 def compile_spec(

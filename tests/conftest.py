@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from memra_compiler.compile import CompileOptions, compile_spec
@@ -47,6 +48,26 @@ def tiny_artifact(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) 
 def tiny_model(tiny_artifact: Path) -> Model:
     """The bundled pair, loaded. Sessions on it start with `prime`, so tests may share it."""
     return load_model(tiny_artifact, TINY_TARGET, TINY_DRAFT)
+
+
+@pytest.fixture(scope="session")
+def poor_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A ranks file that knows little of what is ever said: 256 tokens at random."""
+    path = tmp_path_factory.mktemp("ranks") / "poor.txt"
+    ids = np.random.default_rng(1).permutation(4096)[:256]
+    path.write_text("# 256 of 4096, at random\n" + "".join(f"{i}\n" for i in ids))
+    return path
+
+
+@pytest.fixture(scope="session")
+def trimmed_artifact(
+    tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path, poor_ranks: Path
+) -> Path:
+    """The bundled pair with a head that is trimmed badly. Tests must not write into it."""
+    folder = tmp_path_factory.mktemp("trimmed") / "tiny.cpu.memra"
+    trim = f"{{ranks: {poor_ranks}, spare: 200}}"
+    options = CompileOptions(overrides={"drafter.head.trim": trim}, cache=kernel_cache)
+    return compile_spec(TINY_SPEC, folder, options).folder
 
 
 @pytest.fixture(scope="session")

@@ -19,8 +19,11 @@ from memra_compiler.ir.graph import Module, Node, Program
 from memra_compiler.ir.text import print_module
 from memra_compiler.ops.base import Cost
 from memra_runtime.artifact import (
+    LEARNED_FILE,
     LIBRARY,
+    RANKS_FILE,
     ExpectEntry,
+    HeadEntry,
     IgnoreEntry,
     Manifest,
     PlaneEntry,
@@ -43,6 +46,9 @@ class SpecFacts:
     digest: str
     expect: tuple[ExpectEntry, ...]
     ignore: tuple[IgnoreEntry, ...] = ()
+    #: Token ids of a trimmed head, and what the manifest says of it.
+    ranks: tuple[int, ...] = ()
+    head: HeadEntry | None = None
 
 
 class Tools(Protocol):
@@ -126,13 +132,29 @@ def build_artifact(
     try:
         parts = tools.write(module, key, aside, progress)
         (aside / IR_TEXT).write_text(text, encoding="utf-8")
+        if facts.ranks:
+            ids = "".join(f"{i}\n" for i in facts.ranks)
+            (aside / RANKS_FILE).write_text(ids, encoding="ascii")
+            parts = replace(parts, files=(*parts.files, RANKS_FILE))
         manifest = _manifest(module, facts, key, aside, tools.target, parts)
         (aside / "manifest.json").write_text(manifest.to_json(), encoding="utf-8")
+        _keep_learned(facts, folder, aside)
         _replace(aside, folder)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
     return manifest, True
+
+
+def _keep_learned(facts: SpecFacts, folder: Path, aside: Path) -> None:
+    """Let a new artifact inherit what the old one has learned, if it was for the same ranks."""
+    learned, ranks = folder / LEARNED_FILE, folder / RANKS_FILE
+    if (
+        learned.is_file()
+        and ranks.is_file()
+        and file_digest(ranks) == (file_digest(aside / RANKS_FILE) if facts.ranks else "")
+    ):
+        shutil.copy2(learned, aside / LEARNED_FILE)
 
 
 def without_folders(module: Module) -> Module:
@@ -173,6 +195,7 @@ def _manifest(
             w.type.nbytes,
             w.made,
             stacked=w.stacked,
+            of_rows=w.of_rows,
         )
         for name, w in module.weights.items()
     )
@@ -204,6 +227,7 @@ def _manifest(
         "planes": tuple(planes),
         "values": tuple(values),
         "expect": facts.expect,
+        "head": facts.head,
         "ignore": facts.ignore,
         "programs": tuple(_cost(module, name) for name in module.programs),
         "sequences": sequences,

@@ -143,7 +143,7 @@ class CudaTools:
             repack = LaunchEntry(symbol, launch.grid, launch.block, launch.shared_bytes, False,
                                  weight=name)  # fmt: skip
         entry = WeightEntry(name, weight.source, weight.names, type.max_shape, type.dtype, stored,
-                            weight.made, size)  # fmt: skip
+                            weight.made, size, weight.stacked, weight.of_rows)  # fmt: skip
         return entry, repack
 
     def _compile(

@@ -91,3 +91,7 @@ class DraftPlace:
     weighs: bool
     #: layer(program, section, index, kind, positions, ends)
     layer: Callable[[ProgramBuilder, str, int, str, str, str], LayerBuild]
+    #: Whether the target's head is its embedding table.
+    target_head_tied: bool = True
+    #: Token ids of the ranks file, for a head that is trimmed.
+    ranked: int = 0

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import ClassVar, Literal
 
 from memra_compiler.drafters.base import DrafterParams, DraftPlace, DraftPositions
+from memra_compiler.drafters.head import Chosen, TrimmableHead
 from memra_compiler.ir.types import TensorType
-from memra_compiler.layers.base import DraftHead
 from memra_compiler.layers.build import ProgramBuilder
 from memra_compiler.layers.params import Params, Problem, Seq, param
 from memra_compiler.ops.activation import Concat, SoftCap
@@ -101,8 +101,8 @@ class CentroidHead(Params):
         return logits, token
 
 
-class ChainedHead(DraftHead):
-    """From the last hidden state of a chained drafter to logits."""
+class ChainedHead(TrimmableHead):
+    """From the last hidden state of a chained drafter to a token."""
 
     example: ClassVar[str] = "head: {tied: true, centroids: {count: 2048, active: 32}}\n"
 
@@ -114,28 +114,30 @@ class ChainedHead(DraftHead):
         "with the full head, too; `auto` uses them if there are any.",
     )
 
-    def choose(
-        self, b: ProgramBuilder, x: str, width: int, vocab: int, weighs: bool
-    ) -> tuple[str, str]:
-        """Emit the choice of a token for the normed row `x [1, width]`; `weighs`: and how sure.
+    def check(self) -> Iterator[Problem]:
+        yield from super().check()
+        others = {"trim": self.trim, "map": self.map, "table": self.table == "target"}
+        for name, given in others.items():
+            if self.centroids and given:
+                yield Problem(
+                    (name,),
+                    "clusters list tokens of the drafter's whole table",
+                    label="leave it out",
+                    because=((("centroids",), "`centroids`"),),
+                )
 
-        Confidence is over the rows that the head looks at.
-        """
+    def choose(self, b: ProgramBuilder, place: DraftPlace, x: str, width: int) -> Chosen:
+        """Emit the choice of a token for the normed row `x [1, width]`."""
+        if self.centroids is None:
+            return super().choose(b, place, x, width)
         at, module = ("drafter", "head"), b.module
         role = "embed" if self.tied else "head"
-        table = module.weight("drafter", role, (vocab, width), "embed", path=at)
-        if self.centroids is not None:
-            logits, pick = self.centroids.logits(b, x, table, width, vocab)
-        else:
-            logits, pick = b.linear(x, table, label="drafter.head", path=at), None
+        table = module.weight("drafter", role, (place.vocab, width), "embed", path=at)
+        logits, pick = self.centroids.logits(b, x, table, width, place.vocab)
         if self.softcap is not None:
             logits = b.one(SoftCap(self.softcap), logits, label="drafter.softcap", path=at)
-        row, sure = b.one(ArgMax(), logits, label="drafter.choice", path=at), ""
-        if weighs:
-            at = ("round", "confidence")
-            sure = b.one(Confidence(), logits, row, label="drafter.confidence", path=at)
-            b.keep(sure)
-        return (pick(row) if pick else row), sure
+        row = b.one(ArgMax(), logits, label="drafter.choice", path=at)
+        return Chosen(pick(row), logits, row)
 
 
 class ChainedParams(DrafterParams):
@@ -181,10 +183,14 @@ class ChainedParams(DrafterParams):
             x = self.layer_kinds[kind].build(layer, x)
         norm = module.weight("drafter", "output_norm", (self.width,), "norm")
         x = b.one(RMSNorm(self.norm_eps), x, norm, label="drafter.output_norm")
-        choice, sure = self.head.choose(b, x, self.width, place.vocab, place.weighs)
-        b.emit(DraftToken(), choice, state, place.forced, batch, label="drafter.draft")
+        chosen = self.head.choose(b, place, x, self.width)
+        sure, at = "", ("round", "confidence")
+        if place.weighs:  # over the rows that the head looks at
+            what = (chosen.logits, chosen.row, *chosen.used)
+            sure = b.one(Confidence(), *what, label="drafter.confidence", path=at)
+            b.keep(sure)
+        b.emit(DraftToken(), chosen.token, state, place.forced, batch, label="drafter.draft")
         if sure:
-            at = ("round", "confidence")
             b.emit(WeighDraft(), sure, state, label="drafter.weigh", path=at)
         via = ("drafter", "carry", "via")
         weight = module.weight("drafter", self.carry.via, (width, self.width), "matrix", path=via)

@@ -28,6 +28,8 @@ class Weight:
     `names` are the spellings it may have in a file, in order of preference. `made` is a recipe
     (name and integer arguments) for sources that do not carry the tensor. `stacked` matrices that
     a file keeps apart by a dimension of their own lie along the rows here: the bytes are the same.
+    With `of_rows`, the file's tensor has so many rows and the weight holds chosen ones: their
+    numbers are no token ids.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Weight:
     made: tuple[str | int, ...] = ()
     position: Position | None = None
     stacked: int = 0
+    of_rows: int = 0
 
     @property
     def stored_shape(self) -> tuple[int, ...]:

@@ -25,6 +25,7 @@ def print_module(module: Module) -> str:
         names = " ".join(json.dumps(n) for n in weight.names)
         made = f" made {weight.made!r}" if weight.made else ""
         stacked = f" stacked {weight.stacked}" if weight.stacked else ""
+        stacked += f" of {weight.of_rows} rows" if weight.of_rows else ""
         lines.append(
             f"weight ${weight.name} : {weight.type} from {weight.source} {names}{made}{stacked}"
             f"{_at(weight.position)}"
@@ -102,7 +103,7 @@ _STRING = r'"(?:[^"\\]|\\.)*"'
 _AT = rf"(?: at (?P<file>{_STRING}):(?P<line>\d+):(?P<column>\d+))?"
 _WEIGHT = re.compile(
     rf"weight \$(?P<name>\S+) : (?P<type>.+?) from (?P<source>\w+)(?P<names>(?: {_STRING})+)"
-    rf"(?: made (?P<made>\(.*?\)))?(?: stacked (?P<stacked>\d+))?{_AT}$"
+    rf"(?: made (?P<made>\(.*?\)))?(?: stacked (?P<stacked>\d+))?(?: of (?P<of>\d+) rows)?{_AT}$"
 )
 _PLANE = re.compile(
     r"plane @(?P<name>\S+) : (?P<type>.+?) rollback (?P<rule>\w+)(?P<ring> ring)?"
@@ -177,8 +178,9 @@ class _Parser:
         made = tuple(ast.literal_eval(m["made"])) if m["made"] else ()
         type = parse_type(m["type"])
         self.weights[m["name"]] = Weight(
-            m["name"], type, m["source"], names, made, _position(m), int(m["stacked"] or 0)
-        )
+            m["name"], type, m["source"], names, made, _position(m),
+            int(m["stacked"] or 0), int(m["of"] or 0),
+        )  # fmt: skip
 
     def _plane(self, line: str) -> None:
         m = _match(_PLANE, line)

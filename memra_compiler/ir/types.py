@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 
 from memra_compiler.ir.errors import IRError
 
-#: Bytes of one element of the plain data types.
-DTYPE_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i32": 4, "i64": 8, "u8": 1}
+#: Bytes of one element of the plain data types. A `head_row` is an int32, too: the number of a row
+#: of a trimmed head. What wants token ids wants i32, so only `token_of_row` takes one.
+DTYPE_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i32": 4, "i64": 8, "u8": 1, "head_row": 4}
 
 #: (elements, bytes) of one block of the quantised storage formats, as llama.cpp lays them out.
 BLOCK_FORMATS = {

@@ -37,9 +37,31 @@ def _program(module: Module, program: Program) -> Iterator[str]:
             else:
                 yield from (f"{place}: %{name} {p}" for p in _rows(program, program.values[name]))
             defined.add(name)
+    yield from (f"{where}, {p}" for p in _row_logits(module, program))
     for name in program.results:
         if name not in defined:
             yield f"{where}: result %{name} is never defined"
+
+
+def _row_logits(module: Module, program: Program) -> Iterator[str]:
+    """Logits of a trimmed head are by row: what makes token ids of them has left out the map."""
+    by_row: set[str] = set()
+    for node in program.nodes:
+        weights = [name[1:] for name in node.inputs if name.startswith("$")]
+        trimmed = [name in module.weights and module.weights[name].of_rows > 0 for name in weights]
+        outputs = [name for name in node.outputs if name in program.values]
+        if len(weights) == len(outputs):
+            by_row |= {f"%{out}" for out, yes in zip(outputs, trimmed, strict=True) if yes}
+        elif any(trimmed):
+            by_row |= {f"%{out}" for out in outputs}
+        if by_row & set(node.inputs):
+            for out in outputs:
+                dtype = program.values[out].dtype
+                if dtype == "i32":
+                    yield (f"{node.label} ({node.op.name}): makes token ids of the logits of a "
+                           "trimmed head, whose rows are no token ids")  # fmt: skip
+                elif dtype != "head_row":
+                    by_row.add(f"%{out}")
 
 
 def _rows(program: Program, type: TensorType) -> Iterator[str]:

@@ -67,20 +67,23 @@ class ModuleBuilder:
         path: tuple[str | int, ...] = (),
         names: tuple[str, ...] = (),
         stacked: int = 0,
+        trimmed: tuple[str, int] | None = None,
     ) -> str:
         """Declare a weight and return its operand, `$section.layers.3.role`.
 
         `names` are bare (GGUF, Hugging Face) names of a role the architecture's table lacks. A
         `use` of f32 is what every file stores so, whatever the spec's formats are.
+        `trimmed` is the weight's own name and the file's rows, of which it holds some.
         """
         name = f"{section}.{role}" if layer is None else f"{section}.layers.{layer}.{role}"
+        name, of_rows = trimmed or (name, 0)
         if name not in self.weights:
             names = self.weight_names(section, role, layer, names)
             dtype = use if use == "f32" else self.weight_format(section, names, use)
             source = "draft" if section == "drafter" else section
             type = TensorType(shape, dtype)
             self.weights[name] = Weight(
-                name, type, source, names, made, self.position(path), stacked
+                name, type, source, names, made, self.position(path), stacked, of_rows
             )
         return f"${name}"
 

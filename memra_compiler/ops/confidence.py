@@ -13,7 +13,9 @@ from memra_compiler.ops.cuda import CudaArch, Launch
 from memra_compiler.ops.emit import LANES, Buffer, Kernel
 from memra_compiler.ops.state import STATE, StateOp, random_state
 from memra_runtime.artifact import MAX_DEPTH, slot
-from memra_runtime.artifact import STATE as COUNTERS
+
+#: How many rows of a trimmed head are in use.
+USED = TensorType((1,), "i32")
 
 
 @op("confidence")
@@ -22,32 +24,29 @@ class Confidence(Op):
     """The softmax probability of the choice: 1 / sum over v of e^(logits[v] - logits[choice]).
 
     The choice is that of `argmax`, so no term is above 1; where it is -1, the row is unsound and
-    its confidence 0. A head whose last rows are spare names the counter of the rows that count
-    (`counter`), and is given the device block: spare rows are left out of the sum.
+    its confidence 0. A trimmed head is given its chosen row, and how many of its rows are in use:
+    the others are left out of the sum.
 
-    Shapes: logits [T, V] f32, choice [T] i32, state (with `counter`) -> [T] f32.
+    Shapes: logits [T, V] f32, choice [T] i32, or [T] head_row and used [1] -> [T] f32.
     """
 
-    counter: str = ""
-
-    operands = (Operand("logits"), Operand("choice"), Operand("state", "@"))
+    operands = (Operand("logits"), Operand("choice"), Operand("used", "@"))
     adds_planes = ("logits",)
     variadic = True
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
-        logits, choice, *state = types
+        logits, choice, *used = types
         vocab = fixed(self, logits, 1)
         expect(vocab % LANES == 0, self, f"vocabulary must be a multiple of {LANES}: {logits}")
-        expect(choice.dtype == "i32", self, f"the choice must be i32, got {choice}")
-        known = self.counter in COUNTERS if self.counter else True
-        expect(known, self, f"`{self.counter}` is not a counter")
-        expect(len(state) == bool(self.counter), self, "a counter is read from `@state`")
+        wanted = "head_row" if used else "i32"
+        expect(choice.dtype == wanted, self, f"the choice must be {wanted}, got {choice}")
+        expect(used in ([], [USED]), self, f"the rows in use must be {USED}, got {used}")
         return (TensorType((logits.shape[0],)),)
 
     def reference(self, rows: int, *arrays: Array) -> tuple[Array, ...]:
-        logits, choice, *state = arrays
+        logits, choice, *used = arrays
         logits, choice = logits[:rows].astype(np.float64), choice[:rows]
-        count = int(state[0][slot(self.counter)]) if state else logits.shape[1]
+        count = int(used[0][0]) if used else logits.shape[1]
         found = np.zeros(rows)
         for t in np.flatnonzero(choice >= 0):
             found[t] = 1 / np.exp(logits[t, :count] - logits[t, choice[t]]).sum()
@@ -62,7 +61,7 @@ class Confidence(Op):
         return Cost(bytes=moved, flops=20 * rows * logits.max_shape[1])
 
     def lower_cpu(self, k: Kernel, *buffers: Buffer) -> None:
-        logits, choice, *state, out = buffers
+        logits, choice, *used, out = buffers
         vocab = logits.type.max_shape[1]
         with k.loop(k.rows) as t:
             chosen = k.let(k.load(choice, t))
@@ -71,9 +70,9 @@ class Confidence(Op):
             with k.loop(vocab // LANES) as i:
                 value = k.load(logits, t * vocab + i * LANES, LANES)
                 term = k.exp(value - k.splat(top))
-                if state:
+                if used:
                     number = k.iota() + k.splat(k.cast(i, "int32") * LANES)
-                    end = k.splat(k.load(state[0], slot(self.counter)), "int32")
+                    end = k.splat(k.load(used[0], 0), "int32")
                     term = k.select(number < end, term, k.splat(0.0))
                 total.set(total.get() + term)
             found = k.const(1.0) / k.sum(total.get())
@@ -104,13 +103,20 @@ class Confidence(Op):
             return np.array([5, -1, 63, 0], np.int32)
 
         types = (TensorType((4, 64)), TensorType((4,), "i32"))
-        few = random_state(drafted=37)
+        trimmed = (types[0], TensorType((4,), "head_row"), USED)
+
+        def few(rng: np.random.Generator) -> Array:
+            return np.array([37], np.int32)
+
         return [
             Sample(types, rows=4, values=(("logits", sharp), ("choice", chosen))),
             Sample(types, rows=4, values=(("logits", sharp), ("choice", unsound))),
-            Sample((*types, STATE), (("counter", "drafted"),), rows=4,
-                   values=(("logits", sharp), ("choice", chosen), few)),
-        ]  # fmt: skip
+            Sample(
+                trimmed,
+                rows=4,
+                values=(("logits", sharp), ("choice", chosen), ("used", few)),
+            ),
+        ]
 
 
 #: Choices of the samples, by row.

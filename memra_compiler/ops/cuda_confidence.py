@@ -20,7 +20,7 @@ class ConfidencePartsParams:
     threads: int
     splits: int
     plane_rows: int
-    counter: str
+    bounded: bool
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class ConfidenceParams:
     """`head/confidence.cu.j2`."""
 
     parts: int
-    counter: str
+    bounded: bool
 
 
 def confidence_scratch_floats(op: Confidence, logits: TensorType) -> int:
@@ -43,9 +43,9 @@ def confidence_launches(
     logits = types[0]
     vocab, rows = columns(logits), bound(logits)
     parts = vocabulary_parts(vocab)
-    counter = op.counter and "k" + op.counter.title().replace("_", "")  # its name in state.cuh
-    first = ConfidencePartsParams(vocab, parts, THREADS, splits, whole_tiles(rows), counter)
-    last = ConfidenceParams(parts, counter)
+    bounded = types[1].dtype == "head_row"
+    first = ConfidencePartsParams(vocab, parts, THREADS, splits, whole_tiles(rows), bounded)
+    last = ConfidenceParams(parts, bounded)
     return (
         launch(arch, "head/confidence_parts.cu.j2", first, (parts, rows, 1), THREADS),
         launch(arch, "head/confidence.cu.j2", last, (rows, 1, 1), WARP),

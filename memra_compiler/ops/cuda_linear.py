@@ -66,6 +66,8 @@ SUM_BYTES = 50
 ENOUGH_WARPS = 12
 MAX_SPLITS = 8
 PLAIN_WARPS = 4
+#: Vectors of weights that a thread of the plain kernel holds at most, before its rows are there.
+PLAIN_STEPS = 8
 EMBED_THREADS = 128
 #: Registers for the activations of a warp's slice: usually at most, and at the very most.
 USUAL_VALUES = 56
@@ -269,6 +271,7 @@ class PlainParams:
     outs: int
     plane_rows: int
     warps: int
+    shared: bool
     act: str
     dependent_launch: bool
 
@@ -483,9 +486,15 @@ def _exclusive_bytes(arch: CudaArch, work: Work, g: Geometry) -> int:
 
 
 def plain_launch(p: Product, index: int) -> Launch:
-    """The launch of one matrix as stored, for any number of rows."""
+    """The launch of one matrix as stored, for any number of rows.
+
+    Warps share an output where there would be less than a block a multiprocessor, as for a router.
+    """
     w = p.weights[index]
     outputs, inputs = w.max_shape
+    plane_rows, threads = TILE_ROWS * p.column_tiles, 32 * PLAIN_WARPS
+    few = outputs < PLAIN_WARPS * p.arch.multiprocessors
+    shared = few and inputs <= PLAIN_STEPS * 4 * threads
     params = PlainParams(
         format=FORMATS[w.dtype].struct,
         header=FORMATS[w.dtype].header,
@@ -497,13 +506,15 @@ def plain_launch(p: Product, index: int) -> Launch:
         out=min(index, p.outs - 1),
         weights=len(p.weights),
         outs=p.outs,
-        plane_rows=TILE_ROWS * p.column_tiles,
+        plane_rows=plane_rows,
         warps=PLAIN_WARPS,
+        shared=shared,
         act=p.act,
         dependent_launch=p.arch.dependent_launch,
     )
-    grid = (math.ceil(outputs / PLAIN_WARPS), 1, 1)
-    return Launch("linear/plain.cu.j2", params, grid, 32 * PLAIN_WARPS)
+    grid = (outputs if shared else math.ceil(outputs / PLAIN_WARPS), 1, 1)
+    partials = 4 * PLAIN_WARPS * plane_rows if shared else 0
+    return Launch("linear/plain.cu.j2", params, grid, threads, partials)
 
 
 def embed_launches(

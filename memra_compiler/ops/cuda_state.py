@@ -188,6 +188,7 @@ class ArgMaxPartsParams:
     splits: int
     plane_rows: int
     suppress: tuple[int, ...]
+    bounded: bool = False
 
 
 @dataclass(frozen=True)
@@ -195,6 +196,7 @@ class ArgMaxChoiceParams:
     """`head/argmax_choice.cu.j2`."""
 
     parts: int
+    bounded: bool = False
 
 
 def vocabulary_parts(vocab: int) -> int:
@@ -202,20 +204,25 @@ def vocabulary_parts(vocab: int) -> int:
     return min(ARGMAX_PARTS, ceil_div(vocab, VECTOR * THREADS))
 
 
-def argmax_scratch_floats(op: ArgMax, logits: TensorType) -> int:
+def argmax_scratch_floats(op: Op, logits: TensorType) -> int:
     """Scratch of `argmax_launches`: a key of 64 bits a row and part."""
     return 2 * bound(logits) * vocabulary_parts(columns(logits))
 
 
 def argmax_launches(
-    op: ArgMax, arch: CudaArch, *types: TensorType, splits: int = 1
+    op: Op, arch: CudaArch, *types: TensorType, splits: int = 1, bounded: bool = False
 ) -> tuple[Launch, ...]:
-    """The best id of each row: parts of the vocabulary, then the choice among them."""
+    """The best id of each row: parts of the vocabulary, then the choice among them.
+
+    `bounded`: of a trimmed head, whose rows in use the second operand counts.
+    """
     logits = types[0]
     vocab, rows = columns(logits), bound(logits)
     parts = vocabulary_parts(vocab)
-    first = ArgMaxPartsParams(vocab, parts, THREADS, splits, whole_tiles(rows), op.suppress)
+    suppress = op.suppress if isinstance(op, ArgMax) else ()
+    first = ArgMaxPartsParams(vocab, parts, THREADS, splits, whole_tiles(rows), suppress, bounded)
+    last = ArgMaxChoiceParams(parts, bounded)
     return (
         launch(arch, "head/argmax_parts.cu.j2", first, (parts, rows, 1), THREADS),
-        launch(arch, "head/argmax_choice.cu.j2", ArgMaxChoiceParams(parts), (rows, 1, 1), WARP),
+        launch(arch, "head/argmax_choice.cu.j2", last, (rows, 1, 1), WARP),
     )

@@ -37,7 +37,7 @@ Expr = Any
 
 _TVM_DTYPES = {
     "f32": "float32", "f16": "float16", "bf16": "uint16", "i32": "int32", "i64": "int64",
-    "u8": "uint8",
+    "u8": "uint8", "head_row": "int32",
 }  # fmt: skip
 
 

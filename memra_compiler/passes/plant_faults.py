@@ -6,6 +6,7 @@ launch list over the same kernels, so it costs a few hundred bytes and works on 
     skip_rollback    keep the rows of rejected drafts
     shift_kv_target  let drafter layers read the cache of the previous layer of the same kind
     wrong_carry_row  start the next chain from another row's hidden
+    skip_remap       take the row of a trimmed head for a token id
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from memra_compiler.ir.graph import Module, Node, Program
+from memra_compiler.ops.head import TokenOfRow
 from memra_compiler.ops.settle import Commit, Rollback
 from memra_compiler.passes.resolve_kv_targets import cache_owners
 
-FAULTS = ("skip_rollback", "shift_kv_target", "wrong_carry_row")
+FAULTS = ("skip_rollback", "shift_kv_target", "wrong_carry_row", "skip_remap")
 
 
 def plant_faults(module: Module) -> Module:
@@ -26,6 +28,7 @@ def plant_faults(module: Module) -> Module:
         "skip_rollback": ("rollback", lambda node: replace(node, op=Rollback(skip=True))),
         "wrong_carry_row": ("commit", lambda node: replace(node, op=Commit(row_shift=1))),
         "shift_kv_target": ("draft", lambda node: _shift(module, node)),
+        "skip_remap": ("draft", _skip_remap),
     }
     programs = dict(module.programs)
     for fault in FAULTS:
@@ -46,6 +49,11 @@ def fault_program(name: str, fault: str) -> str:
 def faults_of(module: Module) -> dict[str, Program]:
     """The planted programs by fault."""
     return {p.fault: p for p in module.programs.values() if p.fault}
+
+
+def _skip_remap(node: Node) -> Node:
+    """The node without the map of a trimmed head, if it is that map."""
+    return replace(node, op=TokenOfRow(skip=True)) if isinstance(node.op, TokenOfRow) else node
 
 
 def _shift(module: Module, node: Node) -> Node:

@@ -75,9 +75,9 @@ class _Rounds:
         # what the host reads after a round comes first, so that it is one small copy
         self.state = module.plane("state", (STATE_SIZE,), "i32")
         self.batch = module.plane("batch", (BATCH_ROWS,), "i32")
+        self.choice = module.plane("choice", (BATCH_ROWS,), "i32")
         self.ring = module.plane("ring", (RING_TOKENS,), "i32")
         self.prompt = module.plane("prompt", (self.prefill_rows,), "i32")
-        self.choice = module.plane("choice", (BATCH_ROWS,), "i32")
         self.forced = module.plane("forced", (context + 1,), "i32")
         self.eos = module.plane("eos", (MAX_EOS,), "i32")
         self.verified = module.plane("verified", (BATCH_ROWS, width), "f32")
@@ -209,7 +209,7 @@ class _Rounds:
         place = DraftPlace(
             target.width, target.vocab, target.embed.factor(target.width),
             self.state, self.batch, self.forced, self.carry, self.spec.round.confidence.armed,
-            partial(self.layer),
+            partial(self.layer), target.head.tied, len(self.spec.ranks),
         )  # fmt: skip
         self.spec.drafter.build(b, place)
         b.finish()

@@ -54,6 +54,7 @@ def check_sections(sections: Sections) -> Iterator[Problem]:
                     at_key=True,
                 )
     if target and drafter:
+        yield from _head(target, drafter)
         yield from _readers(target, ("drafter",), drafter, inside=False)
         yield from _clusters(target, drafter)
     if sections.runtime:
@@ -110,6 +111,19 @@ def _formats(section: Path, stack: Stack, width: int, formats: Formats) -> Itera
                 hint="`f16`, `bf16` and `f32` have no blocks",
             )
             return
+
+
+def _head(target: Target, drafter: DrafterParams) -> Iterator[Problem]:
+    """Check that a drafter that multiplies with the target's head is as wide as the target."""
+    head = getattr(drafter, "head", None)
+    if getattr(head, "table", "drafter") == "target" and drafter.width != target.width:
+        yield Problem(
+            ("drafter", "head", "table"),
+            f"a drafter of width {drafter.width} cannot multiply with the head of a target of "
+            f"width {target.width}",
+            label="must be `drafter`",
+            because=((("drafter", "width"), "`width`"), (("target", "width"), "`width`")),
+        )
 
 
 def _clusters(target: Target, drafter: DrafterParams) -> Iterator[Problem]:

@@ -22,6 +22,7 @@ from memra_compiler.drafters.chained import (
     ChainedHead,
     ChainedInput,
 )
+from memra_compiler.drafters.head import HeadMap, HeadTrim
 from memra_compiler.layers.attention import RopeParams
 from memra_compiler.layers.base import (
     FfnParams,
@@ -161,6 +162,8 @@ def spec_markdown() -> str:
     parts += _section("`drafter.carry`", ChainedCarry, 3)
     parts += _section("`drafter.head`", ChainedHead, 3)
     parts += _section("`drafter.head.centroids`", CentroidHead, 3)
+    parts += _section("`drafter.head.trim`", HeadTrim, 3)
+    parts += _section("`drafter.head.map`", HeadMap, 3)
     parts += _section("`round`", RoundPolicy)
     parts += _section("`round.depth`", Depth, 3)
     parts += _section("`round.depth.floor`", DepthFloor, 3)

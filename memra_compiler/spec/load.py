@@ -50,7 +50,9 @@ def load_spec(
         _check_defaults(report, facts, root)
     if report.found or root is None:
         raise MemraError(report.sorted())
-    return Spec(root, report.document)
+    spec = Spec(root, report.document)
+    _ = spec.ranks  # a bad ranks file is told with the spec, not in the middle of compiling
+    return spec
 
 
 def weight_files(

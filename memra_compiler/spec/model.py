@@ -10,11 +10,14 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from memra_compiler.drafters.base import DrafterParams
+from memra_compiler.drafters.head import HeadTrim, TrimmableHead
 from memra_compiler.layers.params import Path
 from memra_compiler.rounds.policy import RoundPolicy
 from memra_compiler.spec.archs import ArchTable, Expected, arch_table
 from memra_compiler.spec.marks import Document, lookup
 from memra_compiler.spec.schema import Root, Runtime, Target
+from memra_runtime.artifact import HeadEntry
+from memra_runtime.checkpoint import ranks_digest, read_ranks
 from memra_runtime.errors import Position
 
 
@@ -54,7 +57,36 @@ class Spec:
         data.pop("extends")
         for section in ("target", "drafter"):
             data[section].pop("weights")
+        if self.trim is not None:
+            data["drafter"]["head"]["trim"]["ranks"] = f"sha256:{ranks_digest(self.ranks)}"
         return data
+
+    @property
+    def trim(self) -> HeadTrim | None:
+        """How the drafter's head is trimmed, if it is."""
+        head = getattr(self.drafter, "head", None)
+        return head.trim if isinstance(head, TrimmableHead) else None
+
+    @property
+    def head_entry(self) -> HeadEntry | None:
+        """What an artifact must know of a trimmed head; None for a whole one."""
+        head = getattr(self.drafter, "head", None)
+        if not isinstance(head, TrimmableHead):
+            return None
+        names = self.arch("drafter").weight_names("d2t") if head.map else ()
+        return head.entry(len(self.ranks), names)
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """Token ids of the ranks file, most frequent first; none for a head that is not trimmed.
+
+        Raises: MemraError with the lines of the file that are wrong.
+        """
+        if self.trim is None:
+            return ()
+        path = named_path(self.document, ("drafter", "head", "trim", "ranks"))
+        assert path is not None
+        return read_ranks(path, self.target.vocab)
 
     @cached_property
     def digest(self) -> str:
@@ -93,10 +125,14 @@ class Spec:
 
 def weights_path(document: Document, section: str) -> FilePath | None:
     """Return a section's weight file, taken relative to the spec file that names it."""
-    node = document.data.get(section)
-    name = node.get("weights") if isinstance(node, dict) else None
+    return named_path(document, (section, "weights"))
+
+
+def named_path(document: Document, path: Path) -> FilePath | None:
+    """Return the file that a field names, relative to the spec file that it is written in."""
+    name = lookup(document.data, path)
     if not isinstance(name, str) or not name:
         return None
-    place = document.mark((section, "weights")).place
+    place = document.mark(path).place
     base = FilePath(place.file).parent if isinstance(place, Position) else FilePath()
     return base / name

@@ -23,7 +23,6 @@ from memra_compiler.spec.marks import Document, lookup
 from memra_runtime.errors import Diagnostic, Position
 
 PLANNED_FIELDS = {
-    "trim": "a smaller vocabulary for the draft head (`trim`)",
     "capture": "choosing how rounds are captured (`capture`)",
     "cap": "a cap apart from `depth.max` (`cap`)",
 }

@@ -26,9 +26,12 @@ from memra_runtime.device import Device, Progress
 from memra_runtime.device.memory import available_memory, gib, kib, refuse_more
 from memra_runtime.errors import Diagnostic, MemraError, fail
 from memra_runtime.tokenizer import Tokenizer, check_pairing, load_tokenizer
+from memra_runtime.trim import HeadTrim, make_trim
 
 #: Sections of the spec by the source their weights come from.
 SECTIONS = {"target": "target", "draft": "drafter"}
+#: What binds the map of a head that is trimmed in the drafter's file.
+HEAD_MAP = "drafter.d2t"
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,8 @@ class Model:
     device: Device
     tokenizer: Tokenizer
     bindings: dict[str, Binding]
+    #: The drafter's head, where it is trimmed; a session that is given it learns.
+    trim: HeadTrim | None = None
 
 
 @dataclass(frozen=True)
@@ -167,10 +172,32 @@ def load_opened(opened: Opened, *, graphs: bool = True, progress: Progress | Non
     for source, file in files.items():
         bound = bindings[source]
         check_finite(file, list(bound.tensors.values()))
-    weights = [weight_data(entry, files, bindings) for entry in manifest.weights]
+    trim = head_trim(opened)
+    weights = [
+        trim.rows.reshape(-1)
+        if trim is not None and entry.of_rows
+        else weight_data(entry, files, bindings)
+        for entry in manifest.weights
+    ]
     options = {} if manifest.target == "cpu" else {"graphs": graphs, "progress": progress}
     device = opened.device(manifest, opened.folder, weights, **options)
-    return Model(manifest, device, opened.tokenizer, bindings)
+    if trim is not None:
+        trim.install(device)
+    return Model(manifest, device, opened.tokenizer, bindings, trim)
+
+
+def head_trim(opened: Opened) -> HeadTrim | None:
+    """The drafter's head, where it is trimmed. Raises: MemraError for a bad map or sidecar."""
+    manifest, files = opened.manifest, opened.files
+    if manifest.head is None:
+        return None
+    weight = next(w for w in manifest.weights if w.id == manifest.head.weight)
+    tensor = opened.bindings[weight.source][weight.id]
+    draft = opened.bindings["draft"]
+    return make_trim(
+        manifest, opened.folder, tensor, files[weight.source].data(tensor.name),
+        draft.tensors.get(HEAD_MAP), files["draft"],
+    )  # fmt: skip
 
 
 def another_model(model: Model) -> Model:
@@ -184,7 +211,10 @@ def another_model(model: Model) -> Model:
         model.device.free(),
         "end another session, or lower `runtime.max_context` in the spec and compile again",
     )
-    return replace(model, device=model.device.another())
+    device = model.device.another()
+    if model.trim is not None:
+        model.trim.install(device)
+    return replace(model, device=device)
 
 
 def device_class(manifest: Manifest, folder: Path) -> Callable[..., Device]:
@@ -268,10 +298,16 @@ def check_facts(manifest: Manifest, files: dict[str, Checkpoint]) -> None:
 def bind_source(manifest: Manifest, source: str, file: Checkpoint) -> Binding:
     """Bind every tensor of a file, in the formats the artifact was compiled for."""
     wanted = [
-        WantedTensor(w.id, w.names, w.shape, w.format, _makes(w, file), w.stacked)
+        WantedTensor(
+            w.id, w.names, (w.of_rows or w.shape[0], *w.shape[1:]), w.format, _makes(w, file),
+            w.stacked,
+        )
         for w in manifest.weights
         if w.source == source
-    ]
+    ]  # fmt: skip
+    head = manifest.head
+    if head is not None and head.map_names and source == "draft":
+        wanted.append(WantedTensor(HEAD_MAP, head.map_names, (head.ranked,)))
     ignored = {e.pattern: e.reason for e in manifest.ignore if e.source == source}
     return bind(file, wanted, ignored=ignored)
 

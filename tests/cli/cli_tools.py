@@ -86,7 +86,7 @@ def rewrite(
     """Copy a GGUF file with other metadata values, or with tensors dropped, added or changed.
 
     New metadata values are texts. `change` maps a tensor's name to a function of its stored array
-    (bytes for quantised ones).
+    (bytes for quantised ones). Of what is added, quantised bytes come with their ggml type.
     """
     reader = gguf.GGUFReader(source)
     arch = reader.fields["general.architecture"].contents()
@@ -107,7 +107,8 @@ def rewrite(
         data = change[tensor.name](data) if change and tensor.name in change else data
         writer.add_tensor(tensor.name, data, raw_dtype=tensor.tensor_type)
     for name, data in (add or {}).items():
-        writer.add_tensor(name, data)
+        stored, kind = data if isinstance(data, tuple) else (data, None)
+        writer.add_tensor(name, stored, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -30,7 +30,7 @@ Graph = list[Callable[[], None]]
 #: Ops whose references run: those of the device block.
 STATE_OPS = (
     "begin", "draft_token", "weigh_draft", "accept", "rollback", "commit", "adapt_depth",
-    "advance", "again",
+    "advance", "again", "token_of_row",
 )  # fmt: skip
 ALIGN = 256
 TOTAL_BYTES = 80 << 30
@@ -291,11 +291,16 @@ class FakeDriver:
         if op.name == "accept":
             _, batch, choice = arrays
             choice[:] = [next_token(int(token)) for token in batch]
-        state = next(a for a, operand in zip(arrays, op.operands, strict=False)
-                     if operand.name == "state")  # fmt: skip
+        count = len(op.operands)
+        state = next((a for a, operand in zip(arrays, op.operands, strict=False)
+                      if operand.name == "state"), None)  # fmt: skip
         if op.name == "weigh_draft":
             arrays[0][0] = confidence(state)
-        op.reference(rows, *arrays)
+        results = op.reference(rows, *arrays[:count])
+        for out, found in zip(arrays[count:], results, strict=True):
+            out[: len(found)] = found
+        if state is None:
+            return
         count = {name: int(state[slot(name)]) for name in ("more", "depth", "step", "drafted")}
         chain = (int(count["step"] < count["drafted"]), count["drafted"])
         values = (count["more"], count["depth"]) if op.name == "again" else chain
@@ -310,7 +315,9 @@ def _steers(op: Op) -> bool:
 
 
 def _view(address: int, type: TensorType) -> npt.NDArray[Any]:
-    dtype = {"i32": np.int32, "f32": np.float32, "f16": np.float16}[type.dtype]
+    dtype = {"i32": np.int32, "head_row": np.int32, "f32": np.float32, "f16": np.float16}[
+        type.dtype
+    ]
     size = int(np.prod(type.max_shape)) * np.dtype(dtype).itemsize
     raw = (ctypes.c_uint8 * size).from_address(address)
     return np.frombuffer(raw, dtype).reshape(type.max_shape)

@@ -6,14 +6,6 @@
 
 #include "templates_on_cpu.h"
 
-inline unsigned __ballot_sync(unsigned, bool value) {
-  const std::vector<int> found = all_lanes<int>(value);
-  unsigned all = 0;
-  for (int i = 0; i < 32; ++i) {
-    all |= static_cast<unsigned>(found[i]) << i;
-  }
-  return all;
-}
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) {
   return static_cast<unsigned>((static_cast<uint64_t>(high) << 32 | low) >> (by & 31));

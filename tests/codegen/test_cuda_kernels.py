@@ -16,7 +16,13 @@ import pytest
 from memra_compiler.codegen.cuda import LIBRARY, TEMPLATES, compile_cuda, render
 from memra_compiler.ir.errors import OpError
 from memra_compiler.ir.types import Sym, TensorType
-from memra_compiler.ops import cuda_attention, cuda_confidence, cuda_kernels, cuda_state
+from memra_compiler.ops import (
+    cuda_attention,
+    cuda_confidence,
+    cuda_head,
+    cuda_kernels,
+    cuda_state,
+)
 from memra_compiler.ops.activation import Add, Concat, GateMul, Scale, SoftCap
 from memra_compiler.ops.again import Again
 from memra_compiler.ops.argmax import ArgMax
@@ -26,6 +32,7 @@ from memra_compiler.ops.clusters import ClusterLogits, ClusterToken, TopClusters
 from memra_compiler.ops.confidence import Confidence, WeighDraft
 from memra_compiler.ops.cuda import ARCHS, AnyLaunch, CudaArch
 from memra_compiler.ops.cuda_linear import FORMATS
+from memra_compiler.ops.head import BestRow, TokenOfRow
 from memra_compiler.ops.norm import RMSNorm, RMSNormAdd
 from memra_compiler.ops.per_layer import PerLayerGate, PerLayerMix
 from memra_compiler.ops.qkv import NormRopeQKV
@@ -193,12 +200,12 @@ def kernels(g: Geometry) -> Iterator[tuple[str, Maker]]:
     yield "argmax", lambda a: e.argmax_launches(ArgMax((3, 7)), a, logits, at, splits=s)
     router, scales = rows(128, planes=s), TensorType((128,))
     yield "top_experts", lambda a: TopExperts(8).lower_cuda(a, router, scales)
-    for counter in ("", "total_drafted"):
-        state = (STATE_TYPE,) if counter else ()
+    row, used = rows(dtype="head_row"), TensorType((1,), "i32")
+    for name, chosen in (("all", (at,)), ("trimmed", (row, used))):
         yield (
-            f"confidence_{counter or 'all'}",
-            lambda a, c=counter, state=state: cuda_confidence.confidence_launches(
-                Confidence(c), a, logits, at, *state, rows(), splits=s
+            f"confidence_{name}",
+            lambda a, chosen=chosen: cuda_confidence.confidence_launches(
+                Confidence(), a, logits, *chosen, rows(), splits=s
             ),
         )
     for kind in ("rows", "ends", "committed", "chain"):
@@ -236,6 +243,14 @@ def kernels(g: Geometry) -> Iterator[tuple[str, Maker]]:
             DraftToken(), a, TensorType((1,), "i32"), STATE_TYPE, context, BATCH
         ),
     )
+    yield "best_row", lambda a: cuda_head.best_row_launches(BestRow(), a, logits, used, row)
+    for skip in (False, True):
+        yield (
+            f"token_of_row_{skip}",
+            lambda a, skip=skip: cuda_head.token_of_row_launches(
+                TokenOfRow(skip), a, row, TensorType((g.vocab,), "i32"), at
+            ),
+        )
     yield "begin_cuts", lambda a: e.begin_launches(Begin(cuts=True), a, STATE_TYPE, BATCH, w, w)
     yield (
         "weigh_draft",

@@ -23,7 +23,7 @@ from memra_compiler.ops.confidence import Confidence, WeighDraft
 from memra_compiler.ops.cuda import ARCHS
 from memra_compiler.ops.cuda_confidence import confidence_launches, confidence_scratch_floats
 from memra_compiler.ops.settle import Accept, AdaptDepth, Rollback
-from memra_runtime.artifact import STATE_SIZE, slot
+from memra_runtime.artifact import slot
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")
 
@@ -78,14 +78,15 @@ def test_state_kernel_is_its_reference(cls: type[Op], run: Runner) -> None:
         assert conditions == expected_conditions(op, state), op
 
 
-@pytest.mark.parametrize(("counter", "splits"), [("total_drafted", 1), ("", 3)])
-def test_confidence_agrees_with_its_reference(counter: str, splits: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("trimmed", "splits"), [(True, 1), (False, 3)])
+def test_confidence_agrees_with_its_reference(trimmed: bool, splits: int, tmp_path: Path) -> None:
     """Several blocks a row, partial planes of the logits, an unsound row, rows that are spare."""
     rng = np.random.default_rng(3)
     rows, vocab = 3, 4096
     logits = TensorType((Sym("T", 8), vocab), "f32", f"planes{splits}")
-    choice, out = TensorType((Sym("T", 8),), "i32"), TensorType((Sym("T", 8),))
-    op, used = Confidence(counter), vocab - 5 * bool(counter)
+    kind = "head_row" if trimmed else "i32"
+    choice, out = TensorType((Sym("T", 8),), kind), TensorType((Sym("T", 8),))
+    op, used = Confidence(), vocab - 5 * trimmed
     values = (3 * rng.standard_normal((splits, 8, vocab))).astype(np.float32)
     total = values[0].copy()
     for part in values[1:]:
@@ -95,15 +96,14 @@ def test_confidence_agrees_with_its_reference(counter: str, splits: int, tmp_pat
     values[1:, :, used:] = 0
     chosen = np.r_[total[:rows, :used].argmax(axis=1), np.full(5, 9)].astype(np.int32)
     chosen[1] = -1
-    state = np.zeros(STATE_SIZE, np.int32)
-    state[slot("total_drafted")] = used
-    extra = [TensorType((STATE_SIZE,), "i32")] * bool(counter)
+    count = [np.array([used], np.int32)] * trimmed
+    extra = [TensorType((1,), "i32")] * trimmed
     found = np.full(8, np.nan, np.float32)
     scratch = np.full(confidence_scratch_floats(op, logits), np.nan, np.float32)
     launches = confidence_launches(op, ARCH, logits, choice, *extra, out, splits=splits)
-    arrays = [values, chosen, *[state] * bool(counter), found, scratch]
+    arrays = [values, chosen, *count, found, scratch]
     TemplatesOnCpu(launches, tmp_path)(rows, *arrays)
-    (want,) = op.reference(rows, total, chosen, *[state] * bool(counter))
+    (want,) = op.reference(rows, total, chosen, *count)
     assert want[1] == 0
     assert 0 < want[0] < 1
     np.testing.assert_allclose(found[:rows], want, rtol=2e-6, atol=0)

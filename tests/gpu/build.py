@@ -35,9 +35,11 @@ from golden_support import (  # noqa: E402
 from pair_bundle import (  # noqa: E402
     FOLDER,
     INDEX,
+    TRIMMED,
     VARIANTS,
     Variant,
     facts,
+    write_poor_ranks,
 )
 from pair_truth import measure, spread  # noqa: E402
 from scheduled_bundle import ASKED, write  # noqa: E402
@@ -93,6 +95,9 @@ def main() -> None:
             start = time.perf_counter()
             run.build(arch, Path(scratch), DEFAULT_CACHE)
             print(f"{run.id:20} {time.perf_counter() - start:5.1f} s", flush=True)
+    write_poor_ranks()
+    for variant in TRIMMED:
+        compile_variant(variant, f"cuda:{arch}", variant.artifact)
     write(wanted(ARCHS[arch]))
     INDEX.write_text(json.dumps(made_of), encoding="utf-8")
     size = sum(p.stat().st_size for p in FOLDER.rglob("*") if p.is_file())

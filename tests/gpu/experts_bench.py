@@ -84,7 +84,7 @@ class Layer:
 
 def bytes_of(case: Case, distinct: float) -> float:
     """Bytes of the experts that a routing names."""
-    return case.operands[-1].nbytes / EXPERTS * distinct
+    return float(case.operands[-1].nbytes / EXPERTS * distinct)
 
 
 def geometry_text(g: ExpertsGeometry) -> str:
@@ -126,7 +126,7 @@ def chain(layer: Layer, arch: CudaArch, rows: int) -> None:
     (second,) = down.launches(arch, planes=True)
     rng = np.random.default_rng(rows)
     tables = [rng.standard_normal((rows, EXPERTS)).astype(np.float32) for _ in range(LAUNCHES)]
-    distinct = np.mean([len(np.unique(np.argsort(-t, axis=1)[:, :ACTIVE])) for t in tables])
+    distinct = float(np.mean([len(np.unique(np.argsort(-t, axis=1)[:, :ACTIVE])) for t in tables]))
     ids, shares = (bench.buffer(rows * ACTIVE * 4, False) for _ in range(2))
     ones = layer.upload(np.ones(EXPERTS, np.float32))
     x = bench.buffer(gated.laid_out(arch)[0].nbytes, False)

@@ -22,10 +22,11 @@ from memra_compiler.ops.kv_rows import cache_values, encode_rows
 from memra_compiler.ops.quantise import quantise_reference
 
 STORAGE = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16, "i32": np.int32,
-           "q8_0_rows": np.uint8}  # fmt: skip
+           "head_row": np.int32, "q8_0_rows": np.uint8}  # fmt: skip
 POISON = 0x7E  # as a float 8.4e37, as a half NaN
 #: Largest error, relative to the largest value, by the coarsest type that is written.
-TOLERANCE = {"f32": 3e-6, "f16": 1e-3, "bf16": 8e-3, "i32": 0, "q8_0_rows": 9e-3}
+TOLERANCE = {"f32": 3e-6, "f16": 1e-3, "bf16": 8e-3, "i32": 0, "head_row": 0,
+             "q8_0_rows": 9e-3}  # fmt: skip
 
 Array = np.ndarray
 

@@ -9,7 +9,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +42,13 @@ class Variant:
     files: str = "q8_0"
     #: Whether the gates on the drafter's confidence are armed.
     gates: bool = False
+    #: The drafter's head holds few tokens, at random, and rows to spare.
+    trimmed: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.activations}-{self.kv}-{self.files}{'-gates' * self.gates}"
+        kind = "-gates" * self.gates + "-trimmed" * self.trimmed
+        return f"{self.activations}-{self.kv}-{self.files}{kind}"
 
     @property
     def pair(self) -> Pair:
@@ -54,6 +57,7 @@ class Variant:
     @property
     def overrides(self) -> dict[str, str]:
         """Fields of the spec that differ from the bundled one."""
+        trim = {"drafter.head.trim": f"{{ranks: {POOR_RANKS}, spare: 200}}"}
         armed = {"next_round": "0.2", "in_round.threshold": "0.5", "in_round.when": "always"}
         gates = {f"round.confidence.{name}": value for name, value in armed.items()}
         return {
@@ -61,6 +65,7 @@ class Variant:
             "runtime.kv": self.kv,
             "round.depth.max": str(DEPTH),
             **(gates if self.gates else {}),
+            **(trim if self.trimmed else {}),
         }
 
     @property
@@ -69,7 +74,18 @@ class Variant:
 
     @property
     def truth(self) -> Path:
-        return FOLDER / f"{self.name}.npz"
+        """A head changes drafts, and nothing else: the truth is that of the whole one."""
+        return FOLDER / f"{replace(self, trimmed=False).name}.npz"
+
+
+#: What the head of `trimmed` knows: too few tokens for a text.
+POOR_RANKS, POOR_TOKENS = FOLDER / "poor_ranks.txt", 256
+
+
+def write_poor_ranks() -> None:
+    """Write the ranks file of `trimmed`."""
+    ids = np.random.default_rng(1).permutation(4096)[:POOR_TOKENS]
+    POOR_RANKS.write_text("".join(f"{i}\n" for i in ids), encoding="ascii")
 
 
 #: A variant a class, for the tests that take long.
@@ -84,6 +100,7 @@ VARIANTS = [
     *(Variant("int8", kv) for kv in KV[1:]),
     Variant("f32", "f32"),
 ]
+TRIMMED = [replace(variant, trimmed=True) for variant in MAIN]
 
 
 def facts(arch: str) -> dict[str, Any]:
@@ -93,7 +110,7 @@ def facts(arch: str) -> dict[str, Any]:
         for path in sorted((ROOT / folder).rglob("*")):
             if path.suffix in (".py", ".j2", ".cuh", ".jsonl", ".yaml"):
                 digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
-    variants = [variant.name for variant in VARIANTS]
+    variants = [variant.name for variant in (*VARIANTS, *TRIMMED)]
     return {"arch": arch, "variants": variants, "truth": [STEPS, STRIDE],
             "sources": digest.hexdigest()}  # fmt: skip
 

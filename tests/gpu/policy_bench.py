@@ -1,5 +1,5 @@
 """Never slower than plain: 200 tokens of a large spec, plainly and with a drafter that is always
-wrong, under the policy that the spec declares and under the same without its floor.
+wrong, under the policy that the spec declares, the same without its floor, and the same resting.
 
 usage: python tests/gpu/policy_bench.py ARTIFACT [TOKENS]
 
@@ -84,7 +84,9 @@ def main(artifact: Path, tokens: int) -> None:
         plain = time.perf_counter() - start
     print(f"plain: {plain * 1e3:.1f} ms for {tokens} tokens, {plain / tokens * 1e3:.3f} ms each")
     bare = dataclasses.replace(policy, floor_short=0, floor_deep=0)
-    for name, each in (("as declared", policy), ("without its floor", bare)):
+    rests = dataclasses.replace(policy, floor_least=0)
+    ways = (("as declared", policy), ("without its floor", bare), ("with `least: 0`", rests))
+    for name, each in ways:
         report(Session(device, each), name, ids, text, plain)
 
 

@@ -82,26 +82,26 @@ def test_argmax(gpu: Gpu, bound: int, vocab: int, splits: int, suppress: tuple[i
 
 
 @pytest.mark.parametrize(
-    ("bound", "vocab", "splits", "counter"),
-    [(1, 262144, 2, ""), (1, 4096, 1, "rounds"), (6, 1024, 3, ""), (3, 64, 1, "rounds")],
+    ("bound", "vocab", "splits", "trimmed"),
+    [(1, 262144, 2, False), (1, 4096, 1, True), (6, 1024, 3, False), (3, 64, 1, True)],
 )
-def test_confidence(gpu: Gpu, bound: int, vocab: int, splits: int, counter: str) -> None:
+def test_confidence(gpu: Gpu, bound: int, vocab: int, splits: int, trimmed: bool) -> None:
     rng = np.random.default_rng(9)
-    logits, choice, out = rows_of(bound, vocab), rows_of(bound, dtype="i32"), rows_of(bound)
-    op, used = Confidence(counter), vocab - 7 * bool(counter)
+    logits, out = rows_of(bound, vocab), rows_of(bound)
+    choice = rows_of(bound, dtype="head_row" if trimmed else "i32")
+    op, used = Confidence(), vocab - 7 * trimmed
     values = normal(rng, bound, vocab) * 3
     chosen = rng.integers(0, used, bound).astype(np.int32)
     values[np.arange(bound), chosen] = 11 + 4 * np.arange(bound)
     if bound > 2:
         chosen[2] = -1
-    state = np.zeros(STATE_SIZE, np.int32)
-    state[slot("rounds")] = used
-    types = (logits, choice, *[STATE_TYPE] * bool(counter))
+    count = [np.array([used], np.int32)] * trimmed
+    types = (logits, choice, *[TensorType((1,), "i32")] * trimmed)
     case = Case(
         op,
         (*types, out),
         cuda_confidence.confidence_launches(op, ARCH, *types, out, splits=splits),
-        [split_planes(values, splits, rng), chosen, *[state] * bool(counter)],
+        [split_planes(values, splits, rng), chosen, *count],
         (0,),
         splits,
         scratch=cuda_confidence.confidence_scratch_floats(op, logits),

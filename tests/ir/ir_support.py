@@ -13,6 +13,7 @@ module toy
 weight $target.embed : q8_0[64, 32] from target "token_embd.weight" "model.embed_tokens.weight"
 weight $target.norm : f32[32] from target "output_norm.weight" at "toy.yaml":7:3
 weight $draft.freqs : f32[16] from draft "rope_freqs.weight" made ('rope_factors', 4) at "a b.yaml":9:1
+weight $draft.head : q8_0[16, 32] from draft "output.weight" of 64 rows at "toy.yaml":9:1
 weight $target.exps : q8_0[64, 32] from target "blk.0.exps" made ('ones',) stacked 4 at "toy.yaml":8:1
 
 plane @state : i32[64] rollback none

@@ -74,7 +74,7 @@ def test_live_counter_is_read_before_each_run() -> None:
     """Two doubtful drafts in a chain of four: the second, which is not the first, ends it."""
     weigh = (
         '%c : i32[T<=4] = argmax(%x) {suppress = ()} label "c"\n'
-        '%p : f32[T<=4] = confidence(%x, %c) {counter = ""} label "p"\n'
+        '%p : f32[T<=4] = confidence(%x, %c) label "p"\n'
         'weigh_draft(%p, @state) label "weigh"'
     )
     module = toy(IDS + X + weigh)

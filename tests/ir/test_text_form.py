@@ -33,6 +33,7 @@ def test_every_part_of_the_form_round_trips() -> None:
     module = read(FULL)
     assert print_module(module) == FULL
     assert module.weights["draft.freqs"].made == ("rope_factors", 4)
+    assert module.weights["draft.head"].of_rows == 64
     assert module.programs["verify"].nodes[2].label == 'target."norm"'
     assert module.programs["verify"].results == ("logits",)
     assert module.programs["empty"].fault == "planted"

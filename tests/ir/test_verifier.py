@@ -27,6 +27,60 @@ def test_sound_module_passes() -> None:
     verify(toy(IDS + X))
 
 
+TRIMMED = """\
+module toy
+weight $table : q8_0[4096, 32] from target "t"
+weight $head : q8_0[64, 32] from draft "h" of 4096 rows
+plane @state : i32[64] rollback none
+plane @batch : i32[16] rollback none
+plane @forced : i32[65] rollback none
+plane @used : i32[1] rollback none
+plane @head_ids : i32[64] rollback none
+plane @row : f32[32] rollback none
+program draft rows T<=1 {
+  %x : f32[T<=1, 32] = read_row(@row) label "d.x"
+  %y : f32[T<=1, 64] = linear(%x, $head) label "d.head"
+  %z : f32[T<=1, 64] = softcap(%y) {cap = 30.0} label "d.softcap"
+  %row : head_row[T<=1] = best_row(%z, @used) label "d.row"
+  %id : i32[T<=1] = token_of_row(%row, @head_ids) {skip = False} label "d.id"
+  %e : f32[T<=1, 32] = embed(%id, $table) {scale = 1.0} label "d.embed"
+  draft_token(%id, @state, @forced, @batch) label "d.draft"
+}
+"""
+
+
+def test_a_trimmed_head_and_its_map_are_sound() -> None:
+    verify(read(TRIMMED))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("draft_token(%id", "draft_token(%row", "the choice must be i32, got head_row[T<=1]"),
+        ("embed(%id", "embed(%row", "ids must be i32[T], got head_row[T<=1]"),
+        (
+            'token_of_row(%row, @head_ids) {skip = False} label "d.id"',
+            'argmax(%z) {suppress = ()} label "d.id"',
+            "d.id (argmax): makes token ids of the logits of a trimmed head",
+        ),
+        (
+            "token_of_row(%row, @head_ids)",
+            "token_of_row(%id0, @head_ids)",
+            "rows must be those of a trimmed head, got i32[T<=1]",
+        ),
+    ],
+)
+def test_a_row_of_a_trimmed_head_is_no_token_id(right: str, wrong: str, message: str) -> None:
+    assert right in TRIMMED
+    text = TRIMMED.replace(right, wrong)
+    if "%id0" in wrong:
+        text = text.replace(
+            "  %row :",
+            '  %id0 : i32[T<=1] = read_tokens(@batch, @state) {chain = True} label "d.t"\n  %row :',
+        )
+    refuse(read(text), message)
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -24,10 +24,10 @@ CASES = [
 ]
 
 #: Relative error allowed, by the coarsest type that is written.
-TOLERANCE = {"f32": 2e-5, "f16": 1e-3, "bf16": 8e-3, "i32": 0, "i64": 0, "a8": 9e-3,
+TOLERANCE = {"f32": 2e-5, "f16": 1e-3, "bf16": 8e-3, "i32": 0, "i64": 0, "head_row": 0, "a8": 9e-3,
              "q8_0_rows": 9e-3}  # fmt: skip
 STORAGE = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "i32": np.int32,
-           "i64": np.int64}  # fmt: skip
+           "i64": np.int64, "head_row": np.int32}  # fmt: skip
 #: Fills outputs before a run; a value no op writes.
 POISON = 0xB3
 
@@ -61,7 +61,7 @@ def as_float(value: np.ndarray, dtype: str) -> np.ndarray:
         return cache_values(value)
     if dtype == "bf16":
         return (value.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return value.astype(np.int64 if dtype in ("i32", "i64") else np.float64)
+    return value.astype(np.int64 if dtype in ("i32", "i64", "head_row") else np.float64)
 
 
 def operands(op: Op, sample: Sample) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -84,7 +84,7 @@ def operands(op: Op, sample: Sample) -> tuple[list[np.ndarray], list[np.ndarray]
             stored.append(as_stored(value, type.dtype))
             bytes_of_rows = type.dtype == "q8_0_rows"  # which references read themselves
             exact.append(stored[-1].copy() if bytes_of_rows else as_float(stored[-1], type.dtype))
-        if type.dtype == "i32":
+        if type.dtype in ("i32", "head_row"):
             exact[-1] = exact[-1].astype(np.int32)
     return stored, exact
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pass_support import TINY, Golden, read, stages, write
 
+from memra_compiler.compile import CompileOptions, load, lower
+from memra_compiler.ir.graph import Module
 from memra_compiler.passes.plant_faults import FAULTS, faults_of, plant_faults
 
 BEFORE = """\
@@ -54,9 +58,20 @@ def test_fault_that_changes_nothing_is_left_out() -> None:
     assert set(faults_of(plant_faults(read(lone)))) == {"skip_rollback", "wrong_carry_row"}
 
 
+@pytest.fixture(scope="module")
+def trimmed(poor_ranks: Path) -> Module:
+    """The tiny pair with a trimmed head, which has the most faults."""
+    trim = {"drafter.head.trim": f"{{ranks: {poor_ranks}, spare: 8}}"}
+    return lower(*load(TINY, CompileOptions(overrides=trim)))
+
+
+def test_a_whole_head_has_no_map_to_skip() -> None:
+    assert set(faults_of(stages(TINY)["plan_launches"])) == set(FAULTS) - {"skip_remap"}
+
+
 @pytest.mark.parametrize("fault", FAULTS)
-def test_tiny_has_every_fault(fault: str) -> None:
-    module = stages(TINY)["plan_launches"]
+def test_trimmed_tiny_has_every_fault(trimmed: Module, fault: str) -> None:
+    module = trimmed
     program = faults_of(module)[fault]
     honest = module.programs[program.name.removesuffix(f"_fault_{fault}")]
     changed = [(a, b) for a, b in zip(honest.nodes, program.nodes, strict=True)

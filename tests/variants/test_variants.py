@@ -22,6 +22,7 @@ from variant_support import (
     write_files,
 )
 
+from memra_runtime.bench.costs import cost, program
 from memra_runtime.device import Device
 
 
@@ -54,6 +55,15 @@ def test_greedy_text_equals_transformers(device: Device, golden: Golden) -> None
 
 def test_first_drafts_equal_transformers(device: Device, golden: Golden) -> None:
     check_first_round(device, golden, HEADS.get(golden.variant.name, ""))
+
+
+def test_costs_count_only_the_layers_that_a_program_runs(device: Device) -> None:
+    """A prompt stops at the last layer that fills a cache, which leaves out a sharing tail."""
+    manifest = device.manifest
+    for name in ("prefill", "plain_step", "draft"):
+        full = program(manifest, name)
+        assert 0 < cost(manifest, name, full.rows, 1).flops < full.flops
+        assert 0 < cost(manifest, name, full.rows, 1).bytes < full.bytes
 
 
 def test_full_head_may_be_chosen_for_a_file_that_has_clusters(

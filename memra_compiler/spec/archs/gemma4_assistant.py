@@ -33,6 +33,8 @@ _PROJECTIONS = {
     role: (f"nextn.{role}.weight", f"mtp.{role}.weight", f"{role}.weight")
     for role in ("pre_projection", "post_projection")
 }
+#: The map of a head that is trimmed in the file.
+_MAP = {"d2t": ("d2t", "nextn.d2t", "model.d2t")}
 _CENTROIDS = {
     "centroids": (
         "masked_embd_centroids.weight",
@@ -58,7 +60,7 @@ class Gemma4Assistant:
         "gemma4-unified-assistant",
     )
     section = "drafter"
-    roles = (*NAMES, *_PROJECTIONS, *_CENTROIDS)
+    roles = (*NAMES, *_PROJECTIONS, *_CENTROIDS, *_MAP)
     layer_roles = tuple(
         role
         for role in LAYER_NAMES
@@ -66,7 +68,7 @@ class Gemma4Assistant:
     )
 
     def __init__(self) -> None:
-        self._names = {**spelled(self.layer_roles), **_PROJECTIONS, **_CENTROIDS}
+        self._names = {**spelled(self.layer_roles), **_PROJECTIONS, **_CENTROIDS, **_MAP}
 
     def weight_names(self, role: str, layer: int | None = None) -> tuple[str, ...]:
         """Return the accepted names of a weight, GGUF first. Raises: KeyError."""

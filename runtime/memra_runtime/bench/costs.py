@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatch
 
 import numpy as np
 
@@ -94,8 +95,9 @@ def cost(manifest: Manifest, name: str, rows: int, context: int) -> Cost:
         return total
     seen = context + (rows if _SECTIONS[name] == "target" else 0)
     found = list(readers(manifest, _SECTIONS[name]))
-    if name == "prefill":
-        found.pop()  # nobody reads what its last layer attends to: only keys and values are left
+    if name == "prefill":  # for caches alone: the last layer to fill one attends to nothing
+        owners = [p.id for p in manifest.planes if fnmatch(p.id, "target.layers.*.k")]
+        del found[max(int(owner.split(".")[2]) for owner in owners) :]
     saved = [r.unseen(seen, rows) for r in found]
     return Cost(
         total.bytes - sum(c.bytes for c in saved), total.flops - sum(c.flops for c in saved)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from memra_runtime.artifact import WeightEntry, load_manifest
+from memra_runtime.artifact import HEAD_IDS, HEAD_ROWS, WeightEntry, load_manifest
 from memra_runtime.checkpoint import BLOCKS
 from memra_runtime.device import Device, Progress
 from memra_runtime.model import (
@@ -44,7 +44,12 @@ def synthetic_device(folder: Path, progress: Progress | None = None) -> Device:
     refuse_memory(plan_memory(manifest))
     weights = synthetic_weights(manifest.weights)
     options = {} if manifest.target == "cpu" else {"progress": progress}
-    return made(manifest, folder, weights, **options)
+    device = made(manifest, folder, weights, **options)
+    if manifest.head is not None:  # a trimmed head: which tokens its rows are decides no time
+        ids = device.plane(HEAD_IDS)
+        ids[...] = np.arange(len(ids))
+        device.plane(HEAD_ROWS)[...] = manifest.head.ranked
+    return device
 
 
 def synthetic_weights(entries: Sequence[WeightEntry]) -> list[npt.NDArray[np.uint8]]:

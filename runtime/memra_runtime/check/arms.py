@@ -15,6 +15,7 @@ from memra_runtime.check.report import (
 )
 from memra_runtime.check.rig import Rig, right_until
 from memra_runtime.check.streams import compare_stream
+from memra_runtime.check.trim import check_trim
 from memra_runtime.check.wiring import DRAFT_SIDE
 from memra_runtime.errors import MemraError
 
@@ -25,7 +26,9 @@ _PREFIX = "round_fault_"
 def run_arms(rig: Rig, verdicts: Sequence[Verdict]) -> list[Arm]:
     """Run every red arm; `verdicts` are those of the check `wiring`."""
     planted = [n.removeprefix(_PREFIX) for n in rig.manifest.sequences if n.startswith(_PREFIX)]
-    return [run_arm(rig, name, planted, verdicts) for name in dict.fromkeys([*ARMS, *planted])]
+    whole = rig.manifest.head is None
+    known = [name for name in ARMS if not (whole and name == "skip_remap")]  # there is no map
+    return [run_arm(rig, name, planted, verdicts) for name in dict.fromkeys([*known, *planted])]
 
 
 def run_arm(rig: Rig, name: str, planted: Sequence[str], verdicts: Sequence[Verdict]) -> Arm:
@@ -38,6 +41,8 @@ def run_arm(rig: Rig, name: str, planted: Sequence[str], verdicts: Sequence[Verd
     stream = sees(lambda: _streams(rig, sequence))
     found = ["stream"] if stream else []
     found += ["forced"] if sees(lambda: _forced(rig, sequence)) else []
+    if name == "skip_remap" and sees(lambda: check_trim(rig, Tally(), sequence)):
+        found.append("trim")
     found += ["wiring"] if any(v.arm == name and v.caught for v in verdicts) else []
     if name not in DRAFT_SIDE:
         return Arm(name, does, CAUGHT if found else NOT_CAUGHT, tuple(found))

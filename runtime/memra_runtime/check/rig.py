@@ -116,6 +116,13 @@ class Rig:
             return "nothing"
         return f"token {token} {self.model.tokenizer.decode([token], special=True)!r}"
 
+    def learn_runs(self, prompts: Iterable[Prompt], count: int) -> None:
+        """Let a trimmed head learn the plain runs, as it would in use: else it may hardly ever be
+        right, and nothing could be told from what it drafts."""
+        if self.model.trim is not None:
+            for prompt in prompts:
+                self.model.trim.learn_choices(self.trace(prompt, count).tokens)
+
     def long_prompt(self, count: int) -> Prompt:
         return Prompt(f"{count} tokens", long_ids(self.model.tokenizer, count))
 

@@ -24,6 +24,7 @@ from memra_runtime.check.rig import Options, Rig
 from memra_runtime.check.sessions import check_sessions
 from memra_runtime.check.stepwise import check_launches
 from memra_runtime.check.streams import check_stream
+from memra_runtime.check.trim import check_trim
 from memra_runtime.check.windows import check_windows
 from memra_runtime.check.wiring import check_wiring
 from memra_runtime.errors import MemraError
@@ -61,6 +62,10 @@ CHECKS: dict[str, tuple[str, Check]] = {
         "a round launched whole leaves the bits of one launched program by program",
         check_launches,
     ),
+    "trim": (
+        "a trimmed head drafts tokens that it holds, the same ones in whatever row they are",
+        check_trim,
+    ),
     "wiring": (
         "the drafter is wired as it should be: it drafts better than when miswired on purpose",
         check_wiring,
@@ -75,7 +80,7 @@ def run_checks(
     start = time.perf_counter()
     rig = Rig(model, options or Options())
     outcomes, verdicts = [], []
-    for name in CHECKS:
+    for name in checks_of(model):
         outcome, found = run_check(rig, name)
         outcomes.append(outcome)
         verdicts += found
@@ -87,6 +92,11 @@ def run_checks(
         tuple(name for name, _ in rig.policies()), tuple(outcomes), tuple(verdicts), arms,
         time.perf_counter() - start,
     )  # fmt: skip
+
+
+def checks_of(model: Model) -> list[str]:
+    """Names of the checks that say something of a model."""
+    return [name for name in CHECKS if name != "trim" or model.trim is not None]
 
 
 def run_check(rig: Rig, name: str) -> tuple[Outcome, list[Verdict]]:

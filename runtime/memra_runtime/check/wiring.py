@@ -25,6 +25,7 @@ PROBED_TOKENS, ASKED_TWICE = 96, 4
 DRAFT_SIDE = {
     "shift_kv_target": "drafter layers read the cache of the previous layer of the same kind",
     "wrong_carry_row": "the chain starts from another row's hidden",
+    "skip_remap": "the row of a trimmed head is taken for a token id",
 }
 
 
@@ -48,6 +49,7 @@ def draft_arms(rig: Rig) -> list[str]:
 def check_wiring(rig: Rig, tally: Tally) -> list[Verdict]:
     """Weigh the declared wiring; returns its verdict against each arm. Raises: Parted."""
     prompts = {p.ids: p for p in (*rig.prompts, *rig.built_in)}.values()
+    rig.learn_runs(prompts, max(rig.max_new, PROBED_TOKENS))
     declared = Probes()
     for prompt in prompts:
         probe(rig, prompt, "round", declared, careful=True)

@@ -8,6 +8,7 @@ from memra_runtime.checkpoint.expect import Expectation, check_arch, check_metad
 from memra_runtime.checkpoint.finite import check_finite, find_nonfinite
 from memra_runtime.checkpoint.formats import BLOCKS, SUPPORTED, Block, TensorInfo, elements
 from memra_runtime.checkpoint.opening import open_checkpoint
+from memra_runtime.checkpoint.ranks import map_ids, ranks_digest, read_ranks
 
 __all__ = [
     "BLOCKS",
@@ -25,5 +26,8 @@ __all__ = [
     "check_metadata",
     "elements",
     "find_nonfinite",
+    "map_ids",
     "open_checkpoint",
+    "ranks_digest",
+    "read_ranks",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from memra_runtime.cli.run_report import RunStats
     from memra_runtime.model import MemoryPlan, Model, Opened
     from memra_runtime.session import Session
+    from memra_runtime.trim import TrimStats
 
 PromptOption = Annotated[
     str | None,
@@ -219,7 +220,10 @@ def run_command(
     tell("rounds", rounds_line(how, policy, request.plain, request.depth))
     if strict:
         require_whole(model.device)
-    text = Session(model.device, policy, model.tokenizer.eos_ids)
+    trim = None if request.plain or policy.cap == 0 else model.trim  # nobody drafts: no learning
+    if trim is not None:
+        tell("trim", trim.stats.line())
+    text = Session(model.device, policy, model.tokenizer.eos_ids, trim)
     if request.plain:
         text.demote()
     if ask.saved is None:
@@ -230,15 +234,20 @@ def run_command(
                         f"{text.stats.prompt_tokens:,} run")  # fmt: skip
     before = (model.device.launches, model.device.reads)
     said, produced = generate(model, text, wanted, request, stream=not as_json)
+    learned = replace(trim.stats) if trim is not None else None  # before more rounds are timed
+    if trim is not None and trim.sidecar is not None:
+        tell("sidecar", trim.save())
     if request.save_session is not None:
         tell("saved", save(text, request.save_session))
     measured = measure(text, request, memory, before)
     if as_json:
-        print(json.dumps(answer(opened, text, said, produced, measured), indent=1))
+        print(json.dumps(answer(opened, text, said, produced, measured, learned), indent=1))
     if request.stats:
         say = teller(quiet=False)  # asked for, so said even with --quiet
         for label, line in measured.lines():
             say(label, line)
+        if learned is not None:
+            say("trim", learned.line())
         say("finish", finish_line(text.stats.finish, wanted))
     if strict:
         measured.require_whole()
@@ -285,7 +294,12 @@ def measure(
 
 
 def answer(
-    opened: Opened, session: Session, text: str, produced: list[int], measured: RunStats
+    opened: Opened,
+    session: Session,
+    text: str,
+    produced: list[int],
+    measured: RunStats,
+    learned: TrimStats | None,
 ) -> dict[str, Any]:
     """The object that `--json` prints."""
     manifest = opened.manifest
@@ -294,6 +308,7 @@ def answer(
         "ids": produced,
         "finish": session.stats.finish,
         "stats": measured.as_json(),
+        "trim": learned.as_json() if learned is not None else None,
         "versions": {"memra": version("memra"), "compiled_with": dict(manifest.versions)},
         "artifact": {
             "name": manifest.name,

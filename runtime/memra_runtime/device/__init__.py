@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from memra_runtime.artifact import Manifest
 from memra_runtime.device.memory import Kept, Spans
@@ -48,6 +49,12 @@ class Device(Protocol):
 
     def value(self, program: str, name: str) -> Any:
         """A result that `program` left in the arena."""
+
+    def write_rows(self, weight: str, rows: npt.NDArray[np.uint8], first: int, last: int) -> None:
+        """Replace rows `[first, last)` of a trimmed head, between launches and in place.
+
+        `rows` [all rows, bytes of one] is all of the head, as stored.
+        """
 
     def launch(self, name: str) -> None:
         """Run a sequence, or one program as `run_NAME`."""

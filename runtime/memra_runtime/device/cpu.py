@@ -93,6 +93,13 @@ class CpuDevice:
                 return self._view(place)
         raise KeyError(f"{program} keeps no value {name}")
 
+    def write_rows(self, weight: str, rows: npt.NDArray[np.uint8], first: int, last: int) -> None:
+        """Replace rows of a trimmed head; where the host's copy is the one in use, none is left."""
+        at = next(i for i, w in enumerate(self.manifest.weights) if w.id == weight)
+        held = self._weights[at].reshape(rows.shape)
+        if not np.shares_memory(held, rows):
+            held[first:last] = rows[first:last]
+
     def launch(self, name: str) -> None:
         """Run a sequence, or one program as `run_NAME`."""
         function = self._functions.get(name)

@@ -32,7 +32,7 @@ from memra_runtime.device.cuda_driver import (
     Stream,
 )
 from memra_runtime.device.cuda_loop import CutRound, can_loop, capture_burst, capture_round
-from memra_runtime.device.cuda_upload import upload_weights
+from memra_runtime.device.cuda_upload import RowWriter, upload_weights
 from memra_runtime.device.memory import Kept, Spans, weights_fingerprint
 from memra_runtime.errors import fail
 
@@ -40,7 +40,7 @@ from memra_runtime.errors import fail
 BURST_TOKENS = 64
 
 #: Planes at the head of the arena that the host mirrors.
-MIRRORED = ("state", "batch", "ring")
+MIRRORED = ("state", "batch", "choice", "ring")
 
 
 class DevicePlane:
@@ -118,6 +118,11 @@ class CudaDevice:
         self._weights, self._addresses = upload_weights(
             manifest, weights, self._functions, self.context, self.stream, progress
         )
+        self._row_writer: RowWriter | None = None
+        if manifest.head is not None:
+            self._row_writer = RowWriter(
+                manifest, self._addresses, self._functions, self.context, self.stream
+            )
         self._use_arena(self._arena)
 
     def _use_arena(self, arena: Memory) -> None:
@@ -201,6 +206,13 @@ class CudaDevice:
         self._arena.write(place.offset, data.astype(DTYPES[place.dtype], copy=False))
         if isinstance(place, PlaneEntry) and place.id in MIRRORED:
             self._mirrored(place)[:] = data.reshape(-1)
+
+    def write_rows(self, weight: str, rows: npt.NDArray[np.uint8], first: int, last: int) -> None:
+        """Replace rows of a trimmed head; only between launches."""
+        if self._row_writer is None or self._row_writer.weight != weight:
+            raise KeyError(f"{weight} is no trimmed head")
+        self.stream.wait()
+        self._row_writer.write(rows, first, last)
 
     def plane(self, name: str) -> DevicePlane:
         """A plane; reading and writing it copies."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from os import cpu_count
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from memra_runtime.artifact import LaunchEntry, Manifest
+from memra_runtime.artifact import HEAD_GROUP, LaunchEntry, Manifest
 from memra_runtime.device import Progress
 from memra_runtime.device.cuda_driver import (
     Context,
@@ -110,6 +111,56 @@ def upload_weights(
         uploader.close()
     stream.wait("uploading the weights")
     return slab, [slab.address + offset for offset in offsets]
+
+
+class RowWriter:
+    """Replaces rows of a trimmed head in place, in the layout that its kernels want.
+
+    The smallest part that a repacking launch takes is a group of `HEAD_GROUP` rows. Buffers are
+    made once, so that nothing is allocated between replays.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        addresses: Sequence[int],
+        functions: Mapping[str, Any],
+        context: Context,
+        stream: Stream,
+    ) -> None:
+        assert manifest.head is not None
+        at, entry = next(
+            (i, w) for i, w in enumerate(manifest.weights) if w.id == manifest.head.weight
+        )
+        groups = entry.shape[0] // HEAD_GROUP
+        self.weight = entry.id
+        self._address, self._size = addresses[at], entry.device_bytes // groups
+        self._functions, self._context, self._stream = functions, context, stream
+        self._pinned = PinnedBuffer(entry.bytes // groups)
+        whole = next((r for r in manifest.repacks if r.weight == entry.id), None)
+        self._repack, self._staging = None, None
+        if whole is not None:
+            blocks, *rest = whole.grid
+            self._repack = replace(whole, grid=(int(blocks) // groups, *rest))
+            self._staging = Memory(entry.bytes // groups, "allocating a buffer for learned rows")
+
+    def write(self, rows: npt.NDArray[np.uint8], first: int, last: int) -> None:
+        """Send the groups that hold rows `[first, last)` of all `rows`, as stored; returns when
+        they are there."""
+        size = len(self._pinned.bytes)
+        for group in range(first // HEAD_GROUP, -(-last // HEAD_GROUP)):
+            at = group * HEAD_GROUP
+            self._pinned.bytes[:] = rows[at : at + HEAD_GROUP].reshape(-1)
+            place = self._address + group * self._size
+            if self._repack is None or self._staging is None:
+                self._stream.copy_in(place, self._pinned, size)
+            else:
+                self._stream.copy_in(self._staging.address, self._pinned, size)
+                pointers = [self._staging.address, place]
+                _repack(self._repack, self._functions, self._context, pointers).launch(
+                    self._stream, 1
+                )
+            self._stream.wait("writing rows of the drafter's head")
 
 
 def _repack(

@@ -9,7 +9,7 @@ device can repeat them itself.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 
 import numpy as np
@@ -27,6 +27,7 @@ from memra_runtime.errors import fail
 from memra_runtime.session.policy import Policy
 from memra_runtime.session.stats import Stats
 from memra_runtime.session.text import Text
+from memra_runtime.trim import HeadTrim
 
 #: Programs of a round by the phase they are timed under.
 PHASES = {"begin": "draft", "draft": "draft", "verify": "verify"}
@@ -38,9 +39,15 @@ class Rounds:
     """The text on a device, and what makes it longer."""
 
     def __init__(
-        self, device: Device, policy: Policy | None = None, eos: Iterable[int] = ()
+        self,
+        device: Device,
+        policy: Policy | None = None,
+        eos: Iterable[int] = (),
+        trim: HeadTrim | None = None,
     ) -> None:
+        """`trim` is the drafter's head, if it is trimmed and shall learn from this session."""
         self.device = device
+        self.trim = trim
         self.policy = policy or Policy.of(device.manifest)
         self.eos = frozenset(eos)
         if len(self.eos) > MAX_EOS:
@@ -143,7 +150,9 @@ class Rounds:
         else:
             self.device.launch(sequence)
         self._check_sound()
-        return self._drain(sequence)
+        tokens = self._drain(sequence)
+        self._learn(tokens)
+        return tokens
 
     def burst(self, tokens: int, sequence: str | None = None) -> Iterator[list[int]]:
         """Show at least `tokens` more tokens of the text, as they come; end on a round boundary.
@@ -187,10 +196,12 @@ class Rounds:
             self._round(sequence, timed)
             yield
             return
+        if self.trim is not None:
+            wanted = min(wanted, self.trim.launch_tokens)
         wanted = max(1, min(wanted, device.burst_tokens, RING_TOKENS - BATCH_ROWS))
         device.put({"burst_end": self._read + wanted})
         device.start(f"{sequence}_burst")
-        done, self._open = False, True
+        done, self._open, before = False, True, len(self.text.tokens)
         try:
             while not done:
                 done = device.done()
@@ -203,8 +214,18 @@ class Rounds:
                 time.sleep(POLL_S)
                 done = device.done()
             self._drain(sequence)
+            self._learn(self.text.tokens[before:])
             self._open = False
         self._check_sound()
+
+    def _learn(self, tokens: Sequence[int]) -> None:
+        """Let a trimmed head learn committed tokens and all choices of the last round.
+
+        Choices behind a rejected draft count, too: they foretell what the next rounds will want.
+        """
+        if self.trim is not None and self.trim.room:
+            choices = self.device.plane("choice")[: self.device.get("drafted") + 1]
+            self.trim.learn_choices([*tokens, *choices.tolist()])
 
     def _launch_timed(self, sequence: str) -> None:
         device, spent = self.device, self.stats.phase_s

@@ -86,6 +86,8 @@ class Session(Rounds):
         if start < len(tokens):
             self._run(tokens, start)
             return
+        if self.trim is not None:
+            self.trim.learn_prompt(tokens)  # as a cold start would
         device.plane("hidden")[...] = snapshot.hidden
         device.plane("forced")[:] = -1
         device.state[:] = snapshot.state
@@ -108,6 +110,8 @@ class Session(Rounds):
         """Run the rows of `tokens` from `start` on, the last one as a step that predicts."""
         begin = time.perf_counter()
         device, text = self.device, self.text
+        if self.trim is not None:
+            self.trim.learn_prompt(tokens)
         device.state[:] = 0
         device.plane("forced")[:] = -1
         device.put({"position": start, "capacity": self.capacity, **self.policy.counters()})
