@@ -9,19 +9,6 @@ from tiny_pair import ROOT
 
 PAGE = (ROOT / "docs" / "failures.md").read_text(encoding="utf-8")
 NAMED = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)
-#: Tests of heads that are trimmed, and of clusters, before they are in.
-AWAITED = {
-    "tests/check/test_checks.py::test_trimmed_pair_passes_every_check",
-    "tests/checkpoint/test_ranks.py::test_ids_come_in_the_order_of_the_file",
-    "tests/codegen/test_head_on_cpu.py::test_the_best_row_is_one_in_use",
-    "tests/codegen/test_templates_on_cpu.py::test_cluster_logits_agree_with_the_reference",
-    "tests/gpu/test_gpu_trim.py::test_rows_are_written_where_graphs_read_them",
-    "tests/ir/test_verifier.py::test_a_row_of_a_trimmed_head_is_no_token_id",
-    "tests/trim/test_row_writer.py::test_written_rows_are_those_of_a_head_that_was_loaded_with_them",
-    "tests/trim/test_trim.py::test_a_learned_row_is_drafted",
-    "tests/trim/test_trim.py::test_other_ids_are_another_artifact",
-    "tests/trim/test_trim.py::test_spare_rows_run_out",
-}
 #: Numbered failures of rounds and sessions.
 ROWS = 44
 
@@ -41,7 +28,7 @@ def test_every_test_that_is_named_exists() -> None:
     assert len(NAMED) > 60
     known = {path: functions_of(path) for path, _ in NAMED if (ROOT / path).is_file()}
     missing = [f"{path}::{name}" for path, name in NAMED if name not in known.get(path, ())]
-    assert set(missing) <= AWAITED
+    assert missing == []
 
 
 def test_every_case_that_is_named_exists() -> None:

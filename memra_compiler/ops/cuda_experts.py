@@ -191,6 +191,7 @@ class ExpertsParams:
     work: ExpertsWork
     row_inputs: int
     outputs: int
+    experts: int
     active: int
     plane_rows: int
     column_tiles: int
@@ -214,6 +215,7 @@ class PlainExpertsParams:
     inputs: int
     row_inputs: int
     outputs: int
+    experts: int
     active: int
     plane_rows: int
     matrices: tuple[Stored, ...]
@@ -365,6 +367,7 @@ def _tiled(p: _Product) -> Launch:
         work=p.work,
         row_inputs=columns(p.x),
         outputs=p.outputs,
+        experts=p.experts,
         active=p.active,
         plane_rows=whole_tiles(bound(p.x)),
         column_tiles=min(MOST_COLUMN_TILES, ceil_div(bound(p.ids), TILE_ROWS)),
@@ -398,6 +401,7 @@ def _plain(p: _Product) -> Launch:
         inputs=p.weights[0].max_shape[1],
         row_inputs=columns(p.x),
         outputs=p.outputs,
+        experts=p.experts,
         active=p.active,
         plane_rows=whole_tiles(bound(p.x)),
         matrices=tuple(_stored(p)),

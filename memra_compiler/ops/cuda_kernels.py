@@ -7,6 +7,7 @@ come straight from a matrix product have: `[splits][whole tiles of 8 rows][N]`, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memra_compiler.ir.types import TensorType
@@ -29,6 +30,7 @@ from memra_compiler.ops.cuda_params import (
 from memra_compiler.ops.norm import RMSNormAdd
 from memra_compiler.ops.qkv import NormRopeQKV
 from memra_compiler.ops.quantise import Quantise, RMSNormAddQuantise, RMSNormQuantise
+from memra_compiler.ops.residual import ResidualNorms
 from memra_compiler.ops.rope import NormRope
 
 #: Warps of a block whose warps work alone.
@@ -61,20 +63,32 @@ class RMSNormParams:
 
 
 @dataclass(frozen=True)
+class NextNorm:
+    """A norm that follows the residual: the format of its rows, of its weight, and its factor."""
+
+    to: str
+    weight_type: str
+    factor: float = 1.0
+
+
+@dataclass(frozen=True)
 class ResidualNormParams:
-    """`norm/residual_norm.cu.j2`: one block a row."""
+    """`norm/residual_norm.cu.j2`: one block a row.
+
+    `splits` are those of y and, with two branches, of z; `post_types` are of their weights and last
+    of the weight of their sum.
+    """
 
     size: int
     threads: int
     vectors: int
-    splits: int
+    splits: tuple[int, ...]
     plane_rows: int
     eps: float
-    post_type: str
-    weight_type: str
+    post_types: tuple[str, ...]
+    norms: tuple[NextNorm, ...]
     scaled: bool
     scale_type: str
-    to: str
 
 
 def rmsnorm_launches(
@@ -100,14 +114,42 @@ def rmsnorm_add_launches(
     """The residual and its norm; then, for tiles, the next norm. `splits` are those of y."""
     to = row_format(op, types[-1])
     x, _, post, *rest = types[:-1] if to == "f32" else types[:-2]
-    weight_type = "float" if to == "f32" else c_type(op, rest.pop(0))
+    norms = () if to == "f32" else (NextNorm(to, c_type(op, rest.pop(0))),)
+    return _residual_launches(op, arch, x, (splits,), [post], norms, rest, types[-1:])
+
+
+def residual_norms_launches(
+    op: ResidualNorms, arch: CudaArch, *types: TensorType
+) -> tuple[Launch, ...]:
+    """The residual of one or two branches, and the norms that follow."""
+    outputs = types[-1 - len(op.to) :]
+    (x, *branches), posts, weights, scale = op.parts(types[: -len(outputs)])
+    norms = tuple(
+        NextNorm(row_format(op, out), c_type(op, weight), factor)
+        for out, weight, factor in zip(outputs[1:], weights, op.factors, strict=True)
+    )
+    splits = tuple(branch.planes for branch in branches)
+    return _residual_launches(op, arch, x, splits, posts, norms, scale, outputs)
+
+
+def _residual_launches(
+    op: RMSNormAdd | RMSNormAddQuantise | ResidualNorms,
+    arch: CudaArch,
+    x: TensorType,
+    splits: tuple[int, ...],
+    posts: Sequence[TensorType],
+    norms: tuple[NextNorm, ...],
+    scale: Sequence[TensorType],
+    outputs: Sequence[TensorType],
+) -> tuple[Launch, ...]:
     size = columns(x)
     threads, vectors = _row_block(size)
     params = ResidualNormParams(
-        size, threads, vectors, splits, whole_tiles(bound(x)), op.eps, c_type(op, post),
-        weight_type, bool(rest), c_type(op, rest[0]) if rest else "float", to,
+        size, threads, vectors, splits, whole_tiles(bound(x)), op.eps,
+        tuple(c_type(op, post) for post in posts), norms, bool(scale),
+        c_type(op, scale[0]) if scale else "float",
     )  # fmt: skip
-    grid = (output_rows(types[-1]), 1, 1)
+    grid = (max(output_rows(type) for type in outputs), 1, 1)
     return (launch(arch, "norm/residual_norm.cu.j2", params, grid, threads),)
 
 

@@ -10,7 +10,9 @@ Rewrites, in order, each on values used once:
     add(x, rmsnorm(y, $w)) [then scale]           ->  rmsnorm_add(x, y, $w[, $s])
     quantise(rmsnorm(x, $w))                      ->  rmsnorm_quantise(x, $w)
     quantise(attention(..))                       ->  attention(..) {to}
+    rmsnorm_add(x, rmsnorm_add(rmsnorm(y, $a), z, $b), $w)  ->  branch_norms(x, y, z, $a, $b, $w)
     u = rmsnorm_add(..); rmsnorm_quantise(u, $w)  ->  u, q = rmsnorm_add_quantise(.., $w)
+    the same of several norms of u, or of branch_norms      ->  u, q, n = residual_norms(.., $w, $v)
 
 What is quantised (to int8 blocks or to bf16) stays what `quantise` said.
 """
@@ -26,10 +28,12 @@ from memra_compiler.ir.graph import Module, Node, Program
 from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.activation import Add, GateMul, Scale
 from memra_compiler.ops.attention import Attention, KvAppend, NormRopeAppend
+from memra_compiler.ops.base import Op
 from memra_compiler.ops.linear import GatedLinear, Linear, LinearGroup
 from memra_compiler.ops.norm import RMSNorm, RMSNormAdd
 from memra_compiler.ops.qkv import NormRopeQKV
 from memra_compiler.ops.quantise import Quantise, RMSNormAddQuantise, RMSNormQuantise
+from memra_compiler.ops.residual import BranchNorms, ResidualNorms
 from memra_compiler.ops.rope import NormRope, Rope
 
 
@@ -87,6 +91,7 @@ def fuse(module: Module) -> Module:
             norm_rope_append,
             norm_add,
             scaled_norm_add,
+            branch_norms,
             norm_quantise,
             attention_quantise,
         ):
@@ -212,6 +217,23 @@ def scaled_norm_add(node: Node, known: Uses) -> Node | None:
     return replace(node, op=joined.op, inputs=(*joined.inputs, node.inputs[1]))
 
 
+def branch_norms(node: Node, known: Uses) -> Node | None:
+    """Rewrite `rmsnorm_add` of a sum of two norms: the end of a half with two branches."""
+    if not isinstance(node.op, RMSNormAdd):
+        return None
+    both = known.only(node.inputs[1], RMSNormAdd)
+    if both is None or len(both.inputs) != 3 or both.op != node.op:
+        return None
+    first = known.norm(both.inputs[0])
+    if first is None or len(first.inputs) != 2 or first.op != RMSNorm(node.op.eps):
+        return None
+    x, _, post, *scale = node.inputs
+    _, z, post_z = both.inputs
+    y, post_y = first.inputs
+    op = BranchNorms(node.op.eps)
+    return replace(node, op=op, inputs=(x, y, z, post_y, post_z, post, *scale))
+
+
 def norm_quantise(node: Node, known: Uses) -> Node | None:
     """Rewrite `quantise(rmsnorm(x, $w))` of whole rows."""
     if not isinstance(node.op, Quantise):
@@ -260,29 +282,56 @@ def join_queries(program: Program) -> Program:
 
 
 def join_residuals(program: Program) -> Program:
-    """Let the residual's launch also norm and quantise it for the next matrices."""
+    """Let the residual's launch also norm it for what reads it, where rows are rounded or it is
+    normed more than once."""
     makers = uses(program).makers
-    takers: dict[int, Node] = {}
+    followers: dict[int, list[Node]] = {}
     for node in program.nodes:
-        if isinstance(node.op, RMSNormQuantise):
-            maker = makers.get(node.inputs[0])
-            if maker is not None and isinstance(maker.op, RMSNormAdd):
-                takers.setdefault(id(maker), node)
-    gone = {id(taker) for taker in takers.values()}
+        maker = makers.get(node.inputs[0]) if node.inputs else None
+        if maker is not None and _norms_residual(node, maker):
+            followers.setdefault(id(maker), []).append(node)
+    joined = {
+        key: norms
+        for key, norms in followers.items()
+        if len(norms) > 1 or isinstance(norms[0].op, RMSNormQuantise)
+    }
+    gone = {id(norm) for norms in joined.values() for norm in norms}
     nodes = []
     for node in program.nodes:
-        taker = takers.get(id(node))
-        if taker is not None:
-            assert isinstance(node.op, RMSNormAdd)
-            assert isinstance(taker.op, RMSNormQuantise)
-            x, y, post, *scale = node.inputs
-            inputs = (x, y, post, taker.inputs[1], *scale)
-            outputs = (*node.outputs, *taker.outputs)
-            op = RMSNormAddQuantise(node.op.eps, taker.op.to)
-            nodes.append(replace(node, op=op, inputs=inputs, outputs=outputs))
+        if id(node) in joined:
+            nodes.append(_with_norms(node, joined[id(node)]))
         elif id(node) not in gone:
             nodes.append(node)
     return replace(program, nodes=tuple(nodes))
+
+
+def _norms_residual(node: Node, maker: Node) -> bool:
+    """Whether `node` norms whole rows of the residual that `maker` makes."""
+    if not isinstance(maker.op, RMSNormAdd | BranchNorms) or len(node.inputs) != 2:
+        return False
+    whole = isinstance(node.op, RMSNormQuantise) or (
+        isinstance(node.op, RMSNorm) and node.op.size == 0
+    )
+    return whole and node.op.attrs()["eps"] == maker.op.eps
+
+
+def _with_norms(node: Node, norms: list[Node]) -> Node:
+    """The node that makes a residual, and norms of it, too."""
+    assert isinstance(node.op, RMSNormAdd | BranchNorms)
+    weights = [norm.inputs[1] for norm in norms]
+    outputs = (*node.outputs, *(name for norm in norms for name in norm.outputs))
+    first = norms[0].op
+    before = 3 if isinstance(node.op, RMSNormAdd) else 6
+    inputs = (*node.inputs[:before], *weights, *node.inputs[before:])
+    op: Op
+    if before == 3 and len(norms) == 1 and isinstance(first, RMSNormQuantise):
+        op = RMSNormAddQuantise(node.op.eps, first.to)
+    else:
+        kind = ResidualNorms if before == 3 else BranchNorms
+        attrs = [norm.op.attrs() for norm in norms]
+        to = tuple(str(a.get("to", "f32")) for a in attrs)
+        op = kind(node.op.eps, to, tuple(float(a.get("factor", 1.0)) for a in attrs))
+    return replace(node, op=op, inputs=inputs, outputs=outputs)
 
 
 def _layer(node: Node) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from memra_compiler.drafters.base import DrafterParams
 from memra_compiler.layers.attention import AttentionParams
 from memra_compiler.layers.base import Formats, Stack
+from memra_compiler.layers.moe import MoeFfnParams
 from memra_compiler.layers.params import Path, Problem
 from memra_compiler.layers.query_attention import QueryAttentionParams
 from memra_compiler.rounds.policy import RoundPolicy
@@ -42,6 +43,7 @@ def check_sections(sections: Sections) -> Iterator[Problem]:
     if drafter:
         yield from check_arch("drafter", drafter.arch)
         yield from _formats(("drafter",), drafter, drafter.width, drafter.formats)
+        yield from _no_experts(drafter)
     if target:
         yield from _per_layer(target)
     if drafter:
@@ -111,6 +113,19 @@ def _formats(section: Path, stack: Stack, width: int, formats: Formats) -> Itera
                 hint="`f16`, `bf16` and `f32` have no blocks",
             )
             return
+
+
+def _no_experts(drafter: DrafterParams) -> Iterator[Problem]:
+    """Check that no layer of a drafter has experts: none was ever trained, and files name none."""
+    for name, kind in drafter.layer_kinds.items():
+        if isinstance(kind.ffn, MoeFfnParams):
+            yield Problem(
+                ("drafter", "layer_kinds", name, "ffn", kind.ffn.kind),
+                f"layer kind `{name}` of the drafter has experts, which no drafter kind supports",
+                label="must be `gated`",
+                code="not-supported",
+                at_key=True,
+            )
 
 
 def _head(target: Target, drafter: DrafterParams) -> Iterator[Problem]:

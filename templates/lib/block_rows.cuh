@@ -89,3 +89,9 @@ __device__ __forceinline__ float4 weights4(const Weight* w, int i) {
   return make_float4(weight_at(w, i), weight_at(w, i + 1), weight_at(w, i + 2),
                      weight_at(w, i + 3));
 }
+
+// Weights of columns [i, i + 4), zeros past the last column.
+template <int kSize, typename Weight>
+__device__ __forceinline__ float4 padded4(const Weight* w, int i) {
+  return i < kSize ? weights4(w, i) : zero4();
+}

@@ -5,13 +5,18 @@
 // weights multiplies. Every block of a launch makes the same plan from the same table.
 #pragma once
 
-/// Lies in shared memory. `kPairs`: the most pairs there can be; experts number below 2^15.
-template <int kPairs, int kColumns>
+/// An id as the number of an expert: whatever it is, no weight outside of the experts is read.
+__device__ __forceinline__ int expert_of(int id, int experts) {
+  return max(0, min(experts - 1, id));
+}
+
+/// Lies in shared memory. `kPairs`: the most pairs there can be, of `kExperts` experts.
+template <int kPairs, int kColumns, int kExperts>
 struct ExpertPlan {
   static constexpr int kVectors = (kPairs + 3) / 4;
   static constexpr unsigned kNobody = 0xffffffffu;
   static constexpr unsigned kFirst = 0x80000000u;  // marks the first pair of a group
-  static_assert(kPairs < 1 << 16);
+  static_assert(kPairs < 1 << 16 && kExperts <= 1 << 15);
 
   uint4 keys[kVectors];    // expert << 16 | pair, in the order of pairs
   unsigned order[kPairs];  // the same, sorted
@@ -23,7 +28,8 @@ struct ExpertPlan {
   __device__ __forceinline__ void make(const int* chosen, int pairs) {
     unsigned* key = reinterpret_cast<unsigned*>(keys);
     for (int i = threadIdx.x; i < 4 * kVectors; i += kThreads) {
-      key[i] = i < pairs ? static_cast<unsigned>(chosen[i]) << 16 | i : kNobody;
+      const unsigned expert = i < pairs ? expert_of(chosen[i], kExperts) : 0;
+      key[i] = i < pairs ? expert << 16 | i : kNobody;
     }
     __syncthreads();
     const int vectors = (pairs + 3) / 4;

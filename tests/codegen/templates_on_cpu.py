@@ -53,6 +53,7 @@ def inlined(text: str, seen: set[str]) -> str:
 def build(launch: Launch, folder: Path) -> ctypes.CDLL:
     """A library with `run(grid_x, grid_y, grid_z, threads, rows, pointers)`."""
     symbol, source = render(launch, "kernel")
+    source = re.sub(r"(?<!extern )__shared__", "static", source)  # blocks run one by one
     signature = re.search(rf"{symbol}\((.*?)\) \{{", source, re.S)
     assert signature is not None
     lines = [line.split("//")[0] for line in signature[1].splitlines()]

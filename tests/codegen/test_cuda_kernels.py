@@ -42,6 +42,7 @@ from memra_compiler.ops.quantise import (
     RMSNormAddQuantise,
     RMSNormQuantise,
 )
+from memra_compiler.ops.residual import BranchNorms, ResidualNorms
 from memra_compiler.ops.rope import NormRope, Rope, RopeAngles
 from memra_compiler.ops.settle import Accept, AdaptDepth, Commit, Rollback
 from memra_compiler.ops.state import Positions, ReadRow, ReadTokens, WriteRows
@@ -118,6 +119,20 @@ def kernels(g: Geometry) -> Iterator[tuple[str, Maker]]:
                 RMSNormAddQuantise(), a, x, x, w, w, one, x, q, splits=s
             ),
         )
+        three = {"to": (to, "f32", to), "factors": (1.0, 0.125, 1.0)}
+        next_norms = (w, w, w, one, x, q, x, q)
+        yield (
+            f"residual_norms_{to}",
+            lambda a, three=three, rest=next_norms: ResidualNorms(**three).lower_cuda(
+                a, x, split, w, *rest
+            ),
+        )
+        yield (
+            f"branch_norms_{to}",
+            lambda a, three=three, rest=next_norms: BranchNorms(**three).lower_cuda(
+                a, x, split, split, w, w, w, *rest
+            ),
+        )
         yield (
             f"quantise_{to}",
             lambda a, q=q: k.quantise_launches(Quantise(), a, x, q, splits=s),
@@ -183,7 +198,7 @@ def kernels(g: Geometry) -> Iterator[tuple[str, Maker]]:
     ids, clusters = TensorType((g.vocab,), "i64"), g.vocab // 128
     scores, best = rows(clusters), rows(4, dtype="i32")
     yield "top_clusters", lambda a: TopClusters(4).lower_cuda(a, scores, best)
-    for form in FORMATS:
+    for form in FORMATS if g.name == "tiny" else ("q8_0",):
         table = TensorType((g.vocab, 256), form)
         yield (
             f"cluster_logits_{form}",
@@ -267,7 +282,8 @@ def kernels(g: Geometry) -> Iterator[tuple[str, Maker]]:
 
 
 KERNELS = {(g.name, name): make for g in GEOMETRIES for name, make in kernels(g)}
-#: Kernels that run in every layer: (registers a thread may use, in sm_90a).
+#: Kernels that run in every layer: (registers a thread may use, in sm_90a). The sum over splits of
+#: attention holds sixteen partial rows on their way.
 HOT = {
     ("31b", "rmsnorm_quantise_a8"): (72,),
     ("31b", "rmsnorm_quantise_bf16"): (72,),
@@ -275,12 +291,12 @@ HOT = {
     ("31b", "rmsnorm_add_quantise_bf16"): (96,),
     ("31b", "norm_rope_qkv_256"): (64,),
     ("31b", "norm_rope_qkv_512"): (128,),
-    ("31b", "attention_256_a8"): (128, 64),
-    ("31b", "attention_512_a8"): (255, 64),
+    ("31b", "attention_256_a8"): (128, 128),
+    ("31b", "attention_512_a8"): (255, 128),
     ("31b_kv8", "norm_rope_qkv_256"): (64,),
     ("31b_kv8", "norm_rope_qkv_512"): (128,),
-    ("31b_kv8", "attention_256_a8"): (128, 64),
-    ("31b_kv8", "attention_512_a8"): (255, 64),
+    ("31b_kv8", "attention_256_a8"): (128, 128),
+    ("31b_kv8", "attention_512_a8"): (255, 128),
     ("31b", "argmax"): (64, 32),
 }
 
@@ -336,7 +352,12 @@ def test_every_template_waits_for_its_predecessor() -> None:
     for family in FAMILIES:
         for path in (TEMPLATES / family).iterdir():
             text = path.read_text(encoding="utf-8")
-            assert text.index("launch_dependents();") < text.index("wait_for_predecessor();"), path
+            released, wait = text.index("launch_dependents();"), "wait_for_predecessor();"
+            if wait in text:
+                assert released < text.index(wait), path
+            else:  # by a header of its own, where it has read what it may read early
+                headers = re.findall(r'^#include "(.*)"$', text, re.M)
+                assert any(wait in (LIBRARY / h).read_text(encoding="utf-8") for h in headers), path
 
 
 def test_slots_of_the_device_block_are_those_of_the_artifact() -> None:

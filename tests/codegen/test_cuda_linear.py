@@ -270,9 +270,9 @@ def resources(launch: Launch, name: str, arch) -> tuple[int, int]:
 HOT = {
     ("q4_0", "qkv"): 96,
     ("q4_0", "qkv_full"): 96,
-    ("q4_0", "o"): 104,
+    ("q4_0", "o"): 136,
     ("q4_0", "o_full"): 104,
-    ("q4_0", "gate_up"): 104,
+    ("q4_0", "gate_up"): 120,
     ("q4_0", "down"): 128,
     ("q8_0", "qkv"): 80,
     ("q8_0", "o"): 80,

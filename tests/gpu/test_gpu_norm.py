@@ -5,6 +5,8 @@ What TVM schedules is in `test_gpu_tvm.py`.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from gpu_driver import ARCH, Gpu
@@ -28,6 +30,7 @@ from memra_compiler.ops import cuda_kernels
 from memra_compiler.ops.activation import Concat, GateMul
 from memra_compiler.ops.norm import RMSNormAdd
 from memra_compiler.ops.quantise import Quantise, RMSNormAddQuantise, RMSNormQuantise
+from memra_compiler.ops.residual import BranchNorms, ResidualNorms
 
 pytestmark = pytest.mark.gpu
 
@@ -58,6 +61,25 @@ def test_norms(gpu: Gpu, bound: int, size: int, splits: int, dtype: str) -> None
     ):
         launches = k.rmsnorm_add_launches(op, ARCH, *types, splits=splits)
         cases.append(Case(op, types, launches, given, (1,), splits, by_row=(0, 1)))
+    z, part = (
+        split_planes(normal(rng, bound, size), splits, rng),
+        replace(x, layout=f"planes{splits}"),
+    )
+    more = [weight(rng, size, dtype) for _ in range(6)]
+    three = {"to": ("a8", "f32", "a8"), "factors": (1.0, 0.125, 1.0)}
+    outputs = (x, wide, x, wide)
+    for op, types, given, planed in (
+        (ResidualNorms(**three), (x, part, *(w,) * 4, one), [rows, y, *more[:4], factor], (1,)),
+        (
+            BranchNorms(**three),
+            (x, part, part, *(w,) * 6, one),
+            [rows, y, z, *more, factor],
+            (1, 2),
+        ),
+    ):
+        launches = op.lower_cuda(ARCH, *types, *outputs)
+        plain = (*(t.in_rows for t in types), *outputs)
+        cases.append(Case(op, plain, launches, given, planed, splits, by_row=(0, *planed)))
     check_cases(gpu, cases, COUNTS[bound])
 
 

@@ -98,6 +98,32 @@ PATTERNS = {
 """,
         ("z",),
     ),
+    "branch_norms": (
+        """\
+  %z : f32[T<=3, 64] = scale(%x, $one) label "layers.0.z"
+  %n : f32[T<=3, 64] = rmsnorm(%x, $norm) {eps = 1e-06, size = 0} label "layers.0.post_1"
+  %m : f32[T<=3, 64] = rmsnorm(%z, $norm) {eps = 1e-06, size = 0} label "layers.0.post_2"
+  %f : f32[T<=3, 64] = add(%n, %m) label "layers.0.branches.add"
+  %p : f32[T<=3, 64] = rmsnorm(%f, $norm) {eps = 1e-06, size = 0} label "layers.0.post"
+  %u : f32[T<=3, 64] = add(%x, %p) label "layers.0.post.add"
+  %o : f32[T<=3, 64] = scale(%u, $one) label "layers.0.out_scale"
+  %a : f32[T<=3, 64] = rmsnorm(%o, $norm) {eps = 1e-06, size = 0} label "layers.1.attn_norm"
+  %q : bf16[T<=3, 64] = quantise(%a) {to = 'bf16'} label "layers.1.q.in"
+""",
+        ("o", "q"),
+    ),
+    "residual_norms": (
+        """\
+  %p : f32[T<=3, 64] = rmsnorm(%x, $norm) {eps = 1e-06, size = 0} label "layers.0.post"
+  %u : f32[T<=3, 64] = add(%x, %p) label "layers.0.post.add"
+  %a : f32[T<=3, 64] = rmsnorm(%u, $norm) {eps = 1e-06, size = 0} label "layers.0.ffn_norm"
+  %q : bf16[T<=3, 64] = quantise(%a) {to = 'bf16'} label "layers.0.gate.in"
+  %r : f32[T<=3, 64] = rmsnorm(%u, $norm) {eps = 1e-06, size = 0, factor = 0.125} label "layers.0.router_norm"
+  %b : f32[T<=3, 64] = rmsnorm(%u, $norm) {eps = 1e-06, size = 0} label "layers.0.pre_2"
+  %z : a8[T<=3, 64] = quantise(%b) label "layers.0.experts.in"
+""",  # noqa: E501
+        ("u", "q", "r", "z"),
+    ),
     "drop_dead": (
         """\
   %unused : f32[T<=3, 64] = linear(%x, $a) label "layers.0.unused"
@@ -234,6 +260,36 @@ REFUSED = {
 """,
         ("y",),
         ["rmsnorm", "add"],
+    ),
+    "the sum of two branches that something else reads": (
+        """\
+  %n : f32[T<=3, 64] = rmsnorm(%x, $norm) {eps = 1e-06, size = 0} label "n"
+  %m : f32[T<=3, 64] = rmsnorm(%x, $norm) {eps = 1e-06, size = 0} label "m"
+  %f : f32[T<=3, 64] = add(%n, %m) label "f"
+  %p : f32[T<=3, 64] = rmsnorm(%f, $norm) {eps = 1e-06, size = 0} label "p"
+  %y : f32[T<=3, 64] = add(%x, %p) label "y"
+""",
+        ("y", "f"),
+        ["rmsnorm", "rmsnorm_add", "rmsnorm_add"],
+    ),
+    "one norm of the residual that is not rounded": (
+        """\
+  %p : f32[T<=3, 64] = rmsnorm(%x, $norm) {eps = 1e-06, size = 0} label "p"
+  %u : f32[T<=3, 64] = add(%x, %p) label "u"
+  %a : f32[T<=3, 64] = rmsnorm(%u, $norm) {eps = 1e-06, size = 0} label "a"
+""",
+        ("u", "a"),
+        ["rmsnorm_add", "rmsnorm"],
+    ),
+    "norms of the residual with another eps": (
+        """\
+  %p : f32[T<=3, 64] = rmsnorm(%x, $norm) {eps = 1e-06, size = 0} label "p"
+  %u : f32[T<=3, 64] = add(%x, %p) label "u"
+  %a : f32[T<=3, 64] = rmsnorm(%u, $norm) {eps = 1e-05, size = 0} label "a"
+  %q : bf16[T<=3, 64] = quantise(%a) {to = 'bf16'} label "q"
+""",
+        ("u", "q"),
+        ["rmsnorm_add", "rmsnorm_quantise"],
     ),
     "a norm times a factor": (
         """\

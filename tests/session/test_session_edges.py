@@ -98,13 +98,14 @@ def test_a_snapshot_goes_on_as_if_nothing_had_been(model: Model, words: list[int
     session.prime(words[:30])
     for _ in range(2):
         session.step()
-    snapshot = session.snapshot()
+    snapshot, before = session.snapshot(), left(session)
     ends = []
     for again in (False, True):
         if again:
             session.prime(words[60:200])
             session.step()
             session.restore(snapshot)
+            assert left(session) == before
         for _ in range(4):
             session.step()
         state = np.delete(model.device.state, [slot("burst_end"), slot("more")])
@@ -165,6 +166,19 @@ def test_a_row_a_ring_has_lost_would_have_been_missed(
     monkeypatch.setattr(text_module, "least_kept", lambda *_: 0)
     session.extend(words[200:204], keep=RING)
     assert left(session) != oracle.left_by([*words[:RING], *words[200:204]])
+
+
+def test_a_cut_does_not_bring_back_what_a_ring_has_lost(model: Model, words: list[int]) -> None:
+    """A text that was cut and is short again has lost what its longest form had overwritten."""
+    session = Session(model.device)
+    session.prime(words[: RING + 20])
+    least = RING + 20 - CHUNK
+    session.extend(words[200:202], keep=least + 2)
+    assert session.text.written == RING + 20
+    assert "tokens cannot be kept" in refusal(lambda: session.extend([5], keep=least - 1))
+    session.restore(session.snapshot())
+    assert "tokens cannot be kept" in refusal(lambda: session.extend([5], keep=least - 1))
+    session.extend([5], keep=least)
 
 
 @pytest.mark.parametrize("place", range(DEPTH + 2))

@@ -126,10 +126,14 @@ BAD = [
     # --- not supported yet ---
     edit("mla", "ffn: {gated: {width: 1024, act: gelu_tanh}}", "ffn: {mla: {ranks: 8}}",
          "not-supported@31:13"),
+    edit("draft_experts", "ffn: {gated: {width: 256, act: gelu_tanh}}", "ffn: {moe: {experts: 4, "
+         "active: 2, expert_width: 32, dense_width: 256, act: gelu_tanh}}", "not-supported@74:13"),
     edit("nextn", "kind: chained", "kind: nextn", "not-supported@50:9"),
     edit("sampled", "accept: greedy", "accept: sampled", "not-supported@96:11"),
     edit("int4", "activations: auto", "activations: int4", "unknown-value@102:16"),
     # --- rules inside a section ---
+    edit("active_experts", "ffn: {gated: {width: 1024, act: gelu_tanh}}", "ffn: {moe: {experts: 4, "
+         "active: 5, expert_width: 32, dense_width: 256, act: gelu_tanh}}", "conflict@31:39"),
     edit("trim", "head: {tied: true}", "head: {tied: true, trim: {spare: 512}}",
          "missing-field@59:22"),
     edit("trim_sidecar", "head: {tied: true}",

@@ -287,13 +287,6 @@ def test_a_feed_forward_part_of_another_kind(tmp_path: Path) -> None:
     assert "hint: see `gemma4.expert_count` of fake.gguf" in experts
 
 
-def test_no_row_meets_more_experts_than_there_are(tmp_path: Path) -> None:
-    text = report(tmp_path, with_experts(
-        "experts: 4, active: 5, expert_width: 64, dense_width: 1024"), Checkpoints())  # fmt: skip
-
-    assert "a row cannot meet 5 of 4 experts" in text
-
-
 def test_older_spelling_of_a_drafter(tmp_path: Path) -> None:
     drafter = copy_of("gemma4-tiny-assistant-q8_0.gguf")
     drafter.arch = "gemma4_assistant"

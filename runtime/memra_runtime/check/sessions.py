@@ -12,6 +12,7 @@ from memra_runtime.check.rig import Rig
 from memra_runtime.check.rows import CacheReader, bits_apart, first_unequal, same_bits
 from memra_runtime.check.streams import first_apart
 from memra_runtime.device.memory import HostBytes, gib
+from memra_runtime.model import another_model
 from memra_runtime.session import Session
 from memra_runtime.session.snapshot import row_spans
 from memra_runtime.session.text import least_kept
@@ -150,7 +151,8 @@ def turns(rig: Rig, tally: Tally, prompts: tuple[Prompt, Prompt]) -> None:
         for _ in range(rounds):
             session.step()
         alone.append(_end(session))
-    sessions = [Session(rig.device, rig.policy), Session(rig.device.another(), rig.policy)]
+    devices = (rig.device, another_model(rig.model).device)
+    sessions = [Session(device, rig.policy) for device in devices]
     for session, prompt in zip(sessions, prompts, strict=True):
         session.prime(prompt.ids)
     for _ in range(rounds):

@@ -31,7 +31,7 @@ class Device(Protocol):
     """
 
     manifest: Manifest
-    #: Tells the loaded weights from others (`weights_fingerprint`).
+    #: Tells the loaded target from others (`weights_fingerprint`).
     weights_id: str
     #: Texts begun since loading, by which a session knows whether the planes still hold its own.
     texts: int

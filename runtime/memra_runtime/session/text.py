@@ -41,8 +41,7 @@ class Text:
         return self.seams[-1] if self.seams else 0
 
     def first_end(self, start: int, ends: Iterable[int]) -> int | None:
-        """Index of the first produced end of sequence from `start` on."""
-        start = max(start, self.produced)
+        """Index of the first end of sequence from `start` on, which is a produced token."""
         found = set(ends)
         return next((i for i in range(start, len(self.tokens)) if self.tokens[i] in found), None)
 

@@ -1,5 +1,5 @@
 // The end of one half of a layer: u = x + rmsnorm(y) * post * scale.
-// And the start of the next: rmsnorm(u) * weight as a8 tiles.
+// And the start of the next: rmsnorm(u) * weight0 as a8 tiles.
 #include "a8.cuh"
 #include "block.cuh"
 #include "block_rows.cuh"
@@ -12,26 +12,26 @@ constexpr int kSplits = 4;  // partial planes of y
 constexpr int kPlaneRows = 8;
 constexpr float kEps = 1e-06f;
 
-extern "C" __global__ void __launch_bounds__(kThreads) kernel_960ef432(
+extern "C" __global__ void __launch_bounds__(kThreads) kernel_489a9481(
     int rows,
     const float* x,  // [rows][kSize]
     const float* y,  // [kSplits][kPlaneRows][kSize]
     const float* post,  // [kSize]
-    const float* weight,  // [kSize]
+    const float* weight0,  // [kSize]
     const float* scale,  // [1]
     float* u,  // [rows][kSize]
-    char* normed  // [kPlaneRows][kSize] as a8
+    char* normed0  // [kPlaneRows][kSize] as a8
 ) {
   launch_dependents();
   __shared__ float partials[2][kThreads / kWarp];
   const int row = blockIdx.x;
   float4 post_weight[kVectors];
-  float4 next_weight[kVectors];
+  float4 next_weight0[kVectors];
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int at = threadIdx.x * 4 + i * kThreads * 4;
-    post_weight[i] = at < kSize ? weights4(post, at) : zero4();
-    next_weight[i] = at < kSize ? weights4(weight, at) : zero4();
+    post_weight[i] = padded4<kSize>(post, at);
+    next_weight0[i] = padded4<kSize>(weight0, at);
   }
   const float factor = weight_at(scale, 0);
   wait_for_predecessor();
@@ -76,7 +76,8 @@ extern "C" __global__ void __launch_bounds__(kThreads) kernel_960ef432(
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int at = threadIdx.x * 4 + i * kThreads * 4;
-    const float4 result = multiply4(scale4(value[i], next), next_weight[i]);
-    a8::store4<kSize>(normed, row, at < kSize ? at : 0, result, at < kSize);
+    const float4 weight = next_weight0[i];
+    const float4 result = multiply4(scale4(value[i], next), weight);
+    a8::store4<kSize>(normed0, row, at < kSize ? at : 0, result, at < kSize);
   }
 }
