@@ -16,6 +16,9 @@ from cuda.bindings import driver
 
 from memra_runtime.errors import fail
 
+#: The stream of calls that name none; ours do not wait for it.
+DEFAULT_STREAM = 0
+
 
 class DeviceError(Exception):
     """A driver call failed in the middle of work: the context is not to be trusted any more."""
@@ -82,9 +85,13 @@ class Memory:
             driver.cuMemFree(self.address)
 
     def write(self, offset: int, data: npt.NDArray[Any]) -> None:
-        """Copy to the device and wait."""
+        """Copy to the device and wait.
+
+        The copy itself returns once its bytes are staged; no other stream waits for them.
+        """
         flat = np.ascontiguousarray(data)
         call(driver.cuMemcpyHtoD, self.address + offset, flat.ctypes.data, flat.nbytes)
+        call(driver.cuStreamSynchronize, DEFAULT_STREAM)
 
     def read(self, offset: int, out: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Copy from the device into `out` and wait."""
@@ -92,8 +99,9 @@ class Memory:
         return out
 
     def fill(self, value: int, offset: int = 0, size: int | None = None) -> None:
-        """Set bytes."""
+        """Set bytes and wait."""
         call(driver.cuMemsetD8, self.address + offset, value, size or self.size - offset)
+        call(driver.cuStreamSynchronize, DEFAULT_STREAM)
 
 
 class PinnedBuffer:
