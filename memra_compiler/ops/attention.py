@@ -2,12 +2,13 @@
 
 A cache plane is `[kv heads, rows, d]`, and `kv_rows` says what a row of each format holds. Position
 p lives in row `p mod rows`, so a plane with as many rows as the context is a plain cache and one
-with fewer is a ring; no op asks which.
+with fewer is a ring; no op asks which. A chunk plane is a ring too, as long as the longest step: it
+holds a step's own rows where the cache has no room for them yet (`kv_move` takes them there).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,6 +49,15 @@ def check_cache(op: Op, rows: TensorType, *planes: TensorType) -> int:
             f"cache {plane} does not hold rows {rows}",
         )
     return planes[0].max_shape[2]
+
+
+def check_chunk(op: Op, rows: TensorType, cache: TensorType, *planes: TensorType) -> None:
+    """Check that planes [n, C, d] hold every row of a step beside a cache [n, R, d]."""
+    (heads, _, size), most = cache.max_shape, rows.max_shape[0]
+    for plane in planes:
+        same = plane.dtype == cache.dtype and plane.max_shape[::2] == (heads, size)
+        expect(same, op, f"chunk {plane} holds other rows than cache {cache}")
+        expect(plane.max_shape[1] >= most, op, f"chunk {plane} holds fewer rows than {rows}")
 
 
 def _heads(rows: Array, plane: Array) -> Array:
@@ -246,6 +256,29 @@ def _mix(
             total.set(k.fma(factor, vector, total.get()))
 
 
+@dataclass(frozen=True)
+class Source:
+    """Planes that hold `count` neighbouring positions from `first` on, `before` visible ones on."""
+
+    kernel: Kernel
+    keys: Buffer
+    values: Buffer
+    first: Expr
+    count: Expr
+    before: Expr | int = 0
+
+    def rows_of(self, head: Expr) -> Callable[[Expr], Expr]:
+        """Where the row of the j-th position of a K/V head begins in either plane."""
+        k, limit, step = self.kernel, self.keys.type.max_shape[1], row_step(self.keys.type)
+        plane, start = k.let(head * limit), k.let(self.first % limit)
+
+        def row(j: Expr) -> Expr:
+            slot = k.let(start + j)
+            return k.let((plane + k.select(slot >= limit, slot - limit, slot)) * step)
+
+        return row
+
+
 @op("attention")
 @dataclass(frozen=True)
 class Attention(Op):
@@ -255,9 +288,13 @@ class Attention(Op):
     and sums are float32; position order is that of the absolute positions, so a row's bits depend
     on its own end only.
 
+    With chunk planes, rows from position `ends[0] - 1` on are read there, all others in the caches:
+    the same values in the same order. The rows of the step must then follow each other.
+
     `to` is the format of the rows: f32, or what the output projection takes.
 
-    Shapes: q [T, H * d], ends [T] i32, planes [n, R, d] -> [T, H * d] f32, a8 or bf16.
+    Shapes: q [T, H * d], ends [T] i32, planes [n, R, d], chunk planes [n, C >= T, d] or none
+    -> [T, H * d] f32, a8 or bf16.
     """
 
     scale: float = 1.0
@@ -270,11 +307,16 @@ class Attention(Op):
         Operand("k_cache", "@"),
         Operand("v_cache", "@"),
     )
+    variadic = True
     reads_early = ("ends",)
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
-        q, ends, k_cache, v_cache = types
+        expect(len(types) in (4, 6), self, f"takes 4 operands or 6, got {len(types)}")
+        q, ends, k_cache, v_cache, *chunk = types
         expect(k_cache == v_cache, self, f"caches {k_cache} and {v_cache} differ")
+        if chunk:
+            check_chunk(self, q, k_cache, *chunk)
+            expect(self.span > 0, self, "only a window is read from a chunk and a ring")
         expect(ends.dtype == "i32", self, f"ends must be i32, got {ends}")
         kv_heads, limit, size = k_cache.max_shape
         heads = check_heads(self, q, size)
@@ -288,7 +330,7 @@ class Attention(Op):
         return self.to != "f32"
 
     def reference(self, rows: int, *arrays: Array) -> tuple[Array, ...]:
-        q, ends, k_cache, v_cache = arrays
+        q, ends, k_cache, v_cache, *chunk = arrays
         size = head_width(k_cache)
         q = q[:rows].reshape(rows, -1, size)
         heads = q.shape[1]
@@ -297,11 +339,17 @@ class Attention(Op):
         for t in range(rows):
             end = int(ends[t])
             first = max(0, end - self.span) if self.span else 0
-            at = np.arange(first, end) % k_cache.shape[1]
-            if not len(at):
+            new = max(first, int(ends[0]) - 1) if chunk else end
+            if first == end:
                 continue
             for h in range(heads):
-                keys, values = (cache_values(c[h // group, at]) for c in (k_cache, v_cache))
+                keys, values = (
+                    np.concatenate([
+                        cache_values(plane[h // group, np.arange(*part) % plane.shape[1]])
+                        for plane, part in zip(planes, ((first, new), (new, end)), strict=False)
+                    ])
+                    for planes in ((k_cache, *chunk[:1]), (v_cache, *chunk[1:]))
+                )  # fmt: skip
                 score = keys @ q[t, h] * self.scale
                 weight = np.exp(score - score.max())
                 out[t, h] = weight @ values / weight.sum()
@@ -317,7 +365,7 @@ class Attention(Op):
         ) + (f"; {ROUNDINGS[self.to]}" if self.rounds else "")
 
     def cost(self, rows: int, *types: TensorType) -> Cost:
-        q, _, cache, _ = types
+        q, _, cache = types[:3]
         size = cache.max_shape[2]
         heads = width(self, q) // size
         seen = self.span or cache.max_shape[1]
@@ -334,41 +382,50 @@ class Attention(Op):
         return (cache.max_shape[1] // LANES + 2) * LANES
 
     def lower_cpu(self, k: Kernel, *buffers: Buffer) -> None:
-        q, ends, k_cache, v_cache, target, scratch = buffers
+        q, ends, k_cache, v_cache, *chunk, target, scratch = buffers
         out = target
         if self.rounds:
             start = SHARE * self._pitch(k_cache.type)
             out = k.part(scratch, start, BATCH_ROWS * width(self, q.type))
-        kv_heads, limit, size = k_cache.type.max_shape
-        step = row_step(k_cache.type)
+        kv_heads, _, size = k_cache.type.max_shape
         heads = width(self, q.type) // size
         share = _divisor(heads // kv_heads)
         scores = [h * self._pitch(k_cache.type) for h in range(share)]
         with k.loop(k.rows) as t:
             end = k.let(k.cast(k.load(ends, t), "int64"))
             first = k.let(k.at_least(end - self.span, 0) if self.span else end * 0)
-            count, start = k.let(end - first), k.let(first % limit)
+            count = k.let(end - first)
+            sources = [Source(k, k_cache, v_cache, first, count)]
+            if chunk:
+                new = k.let(k.cast(k.load(ends, 0), "int64") - 1)
+                old = k.let(k.clamp(new - first, 0, count))
+                sources = [
+                    Source(k, k_cache, v_cache, first, old),
+                    Source(k, chunk[0], chunk[1], k.let(first + old), k.let(count - old), old),
+                ]
             with k.loop(heads // share) as part:
-                plane = k.let(k.floor_div(part * share, heads // kv_heads) * limit)
+                head = k.let(k.floor_div(part * share, heads // kv_heads))
                 rows = [k.let((t * heads + part * share + h) * size) for h in range(share)]
-
-                def cached(j: Expr, plane: Expr = plane, start: Expr = start) -> Expr:
-                    slot = k.let(start + j)
-                    return k.let((plane + k.select(slot >= limit, slot - limit, slot)) * step)
-
-                with k.loop(k.floor_div(count + (KEYS - 1), KEYS)) as j:
-                    at = [cached(k.minimum(j * KEYS + i, count - 1)) for i in range(KEYS)]
-                    for score, sums in zip(scores, _dots(k, q, rows, k_cache, at), strict=True):
-                        dots = k.sum4([total.get() for total in sums])
-                        scaled = dots * k.splat(self.scale, lanes=KEYS)
-                        k.store(scratch, score + j * KEYS, scaled, KEYS)
+                for source in sources:
+                    row = source.rows_of(head)
+                    with k.loop(k.floor_div(source.count + (KEYS - 1), KEYS)) as j:
+                        last = source.count - 1
+                        at = [row(k.minimum(j * KEYS + i, last)) for i in range(KEYS)]
+                        dots = _dots(k, q, rows, source.keys, at)
+                        for score, sums in zip(scores, dots, strict=True):
+                            found = k.sum4([total.get() for total in sums])
+                            scaled = found * k.splat(self.scale, lanes=KEYS)
+                            k.store(scratch, score + source.before + j * KEYS, scaled, KEYS)
                 inverse = [self._softmax(k, scratch, score, count) for score in scores]
                 columns = _divisor(size // LANES)
                 for c in range(0, size, columns * LANES):
                     mixed = [[k.register(k.splat(0.0)) for _ in range(columns)] for _ in rows]
-                    with k.loop(count) as j:
-                        weights = [k.load(scratch, score + j) for score in scores]
-                        _mix(k, mixed, weights, v_cache, cached(j), c)
+                    for source in sources:
+                        row = source.rows_of(head)
+                        with k.loop(source.count) as j:
+                            at_j = source.before + j
+                            weights = [k.load(scratch, score + at_j) for score in scores]
+                            _mix(k, mixed, weights, source.values, row(j), c)
                     for row, unit, vectors in zip(rows, inverse, mixed, strict=True):
                         for i, total in enumerate(vectors):
                             value = total.get() * k.splat(unit)
@@ -408,12 +465,15 @@ class Attention(Op):
             return np.array([1, 17, 40], np.int32)
 
         def sample(
-            heads: int, kv: int, d: int, rows: int, span: int, dtype: str, to: str = "f32"
-        ) -> Sample:
-            q, end = TensorType((3, heads * d)), TensorType((3,), "i32")
-            plane = TensorType((kv, rows, d), dtype)
+            heads: int, kv: int, d: int, rows: int, span: int, dtype: str, to: str = "f32",
+            chunk: int = 0, end: int = 0,
+        ) -> Sample:  # fmt: skip
+            q, at = TensorType((3, heads * d)), TensorType((3,), "i32")
+            planes = [TensorType((kv, n, d), dtype) for n in (rows, rows, chunk, chunk) if n]
             attrs = (("scale", 1.0 / d**0.5), ("span", span), ("to", to))
-            return Sample((q, end, plane, plane), attrs, values=(("ends", ends),))
+            step = np.arange(end - 2, end + 1, dtype=np.int32)
+            values = (("ends", (lambda rng: step) if chunk else ends),)
+            return Sample((q, at, *planes), attrs, values=values)
 
         return [
             sample(4, 2, 64, 64, 0, "f32"),
@@ -425,4 +485,8 @@ class Attention(Op):
             sample(4, 2, 64, 64, 24, "f16", "bf16"),
             sample(4, 1, 128, 64, 0, "q8_0_rows"),
             sample(2, 2, 32, 24, 17, "q8_0_rows", "a8"),
+            sample(2, 1, 32, 20, 16, "f32", chunk=3, end=3),  # all of it in the chunk
+            sample(4, 2, 32, 20, 20, "f16", chunk=5, end=47),  # both have turned
+            sample(2, 2, 32, 16, 2, "bf16", chunk=4, end=30),  # the last row sees the chunk alone
+            sample(4, 2, 32, 18, 17, "q8_0_rows", "a8", chunk=8, end=41),
         ]

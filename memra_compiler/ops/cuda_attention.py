@@ -62,6 +62,8 @@ class PlainAttentionParams:
     cache_rows: int
     max_rows: int
     shared_bytes: int
+    #: Rows of the chunk planes, 0 without any.
+    chunk_rows: int
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ class CombineParams:
     max_rows: int
     warps: int
     to: str
+    #: Whether there are chunk planes among the operands.
+    chunked: bool
 
 
 @dataclass(frozen=True)
@@ -141,8 +145,8 @@ class AttentionPlan:
 
 
 def plan_attention(op: Attention, arch: CudaArch, *types: TensorType) -> AttentionPlan:
-    """The plan for `q, ends, k_cache, v_cache`. Nothing in it but `max_rows` depends on T."""
-    q, _, cache, _ = types[:4]
+    """The plan for `q, ends, k_cache, v_cache, ..`. Nothing in it but `max_rows` depends on T."""
+    q, _, cache = types[:3]
     kv_heads, _, head_dim = cache.max_shape
     expect(head_dim % VECTOR == 0, op, f"heads must be whole vectors of {VECTOR}, got {cache}")
     density = 2 if head_dim <= NARROW_HEAD else 1
@@ -180,7 +184,7 @@ def attention_class(op: Attention, arch: CudaArch, *types: TensorType) -> str:
 
 def attention_launches(op: Attention, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
     """Partial results of each split, then their sum in order of position."""
-    q, _, cache, _, out = types
+    q, _, cache, _, *chunk, out = types
     plan = plan_attention(op, arch, *types)
     kv_heads, cache_rows, head_dim = cache.max_shape
     heads, rows = columns(q) // head_dim, bound(q)
@@ -189,7 +193,7 @@ def attention_launches(op: Attention, arch: CudaArch, *types: TensorType) -> tup
     shared = plan.shared_bytes(tiles)
     plain = PlainAttentionParams(
         op.scale, plan.unit, op.span, plan.slots, cache_type(op, cache), head_dim, heads, kv_heads,
-        cache_rows, rows, shared,
+        cache_rows, rows, shared, chunk[0].max_shape[1] if chunk else 0,
     )  # fmt: skip
     grid = (plan.partials(op.span), kv_heads, ceil_div(pairs, plan.block_pairs(tiles)))
     if plan.tensor_cores:
@@ -203,8 +207,9 @@ def attention_launches(op: Attention, arch: CudaArch, *types: TensorType) -> tup
     else:
         first = launch(arch, "attention/attention_plain.cu.j2", plain, grid, THREADS, shared)
     combine = CombineParams(
-        plan.unit, op.span, plan.slots, head_dim, heads, rows, COMBINE_WARPS, row_format(op, out)
-    )
+        plan.unit, op.span, plan.slots, head_dim, heads, rows, COMBINE_WARPS, row_format(op, out),
+        bool(chunk),
+    )  # fmt: skip
     units = heads * ceil_div(head_dim, VECTOR * WARP)
     second = launch(
         arch, "attention/attention_combine.cu.j2", combine,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.activation import Concat, GateMul
 from memra_compiler.ops.attention import KvAppend, NormRopeAppend
+from memra_compiler.ops.base import expect
 from memra_compiler.ops.cuda import CudaArch, Launch
 from memra_compiler.ops.cuda_params import (
     VECTOR,
@@ -27,6 +28,7 @@ from memra_compiler.ops.cuda_params import (
     row_format,
     whole_tiles,
 )
+from memra_compiler.ops.kv_move import KvMove
 from memra_compiler.ops.norm import RMSNormAdd
 from memra_compiler.ops.qkv import NormRopeQKV
 from memra_compiler.ops.quantise import Quantise, RMSNormAddQuantise, RMSNormQuantise
@@ -300,6 +302,23 @@ class KvAppendParams:
     kv_type: str
 
 
+@dataclass(frozen=True)
+class KvMoveParams:
+    """`attention/kv_move.cu.j2`: one warp a head."""
+
+    head_dim: int
+    kv_heads: int
+    chunk_rows: int
+    cache_rows: int
+    warps: int
+    kv_type: str
+    piece: str
+
+
+#: Vectors that a row is copied by, widest first: their bytes and C++ types.
+PIECES = ((16, "uint4"), (8, "uint2"), (4, "unsigned"))
+
+
 def _head_grid(units: int) -> tuple[int, int, int]:
     return ceil_div(units, WARPS), 1, 1
 
@@ -362,3 +381,17 @@ def kv_append_launches(
     )
     grid = _head_grid(bound(k) * 2 * kv_heads)
     return (launch(arch, "attention/kv_append.cu.j2", params, grid, WARPS * WARP),)
+
+
+def kv_move_launches(op: KvMove, arch: CudaArch, *types: TensorType) -> tuple[Launch, ...]:
+    """A step's rows from its chunk planes into the caches."""
+    positions, chunk, _, cache, _ = types
+    kv_heads, cache_rows, head_dim = cache.max_shape
+    row_bytes = cache.nbytes // (kv_heads * cache_rows)
+    piece = next((name for size, name in PIECES if row_bytes % size == 0), "")
+    expect(bool(piece), op, f"rows must be whole words of 4 bytes, got {cache}")
+    params = KvMoveParams(
+        head_dim, kv_heads, chunk.max_shape[1], cache_rows, WARPS, cache_type(op, cache), piece
+    )
+    grid = _head_grid(bound(positions) * 2 * kv_heads)
+    return (launch(arch, "attention/kv_move.cu.j2", params, grid, WARPS * WARP),)

@@ -11,9 +11,11 @@
 #include "kv_split.cuh"
 
 // What a kernel is compiled for. kRowTiles: tiles of 16 (row, head) pairs a block holds.
-// kQueryParts: 2 splits each query into two terms, for caches coarser than float16.
+// kQueryParts: 2 splits each query into two terms, for caches coarser than float16. kChunkRows:
+// rows of the planes that hold the step's own keys and values, 0 where the caches do.
 template <typename Cache_, typename Splits_, int kHeadDim_, int kHeads_, int kKvHeads_,
-          int kCacheRows_, int kMaxRows_, int kRowTiles_, int kQueryParts_>
+          int kCacheRows_, int kMaxRows_, int kRowTiles_, int kQueryParts_,
+          int kChunkRows_ = 0>
 struct AttentionShape {
   using Cache = Cache_;
   using Splits = Splits_;
@@ -25,6 +27,7 @@ struct AttentionShape {
   static constexpr int kMaxRows = kMaxRows_;
   static constexpr int kRowTiles = kRowTiles_;
   static constexpr int kQueryParts = kQueryParts_;
+  static constexpr int kChunkRows = kChunkRows_;
   static constexpr int kUnit = Splits::kUnit;
   using Row = CacheRow<Cache, kHeadDim>;
   using Element = typename Row::Value;
@@ -99,8 +102,8 @@ struct AttentionBlock {
       Partials<Splits, Shape::kMaxRows, Shape::kHeads, Shape::kHeadDim>;
 
   AttentionShared<Shape>& shared;
-  const Cache* keys;      // of this K/V head: kCacheRows rows
-  const Cache* values;
+  SeenRows<Shape> keys;
+  SeenRows<Shape> values;
   int first_pair;         // the block's first (row, head) pair
   int pairs;              // how many there are
   int kv_head;
@@ -148,8 +151,8 @@ struct AttentionBlock {
 
   // Start to copy rows [first, last) of the unit that begins at `start`; rows outside `seen` become
   // zero, so that whatever a cache holds there cannot reach a sum.
-  __device__ __forceinline__ void copy_rows(Copied to, const Cache* from, int start, int first,
-                                            int last, KeyRange seen) {
+  __device__ __forceinline__ void copy_rows(Copied to, const SeenRows<Shape>& from, int start,
+                                            int first, int last, KeyRange seen) {
     constexpr int kChunk = 16 / sizeof(Cache);
     constexpr int kChunks = Row::kStep / kChunk;
     constexpr int kUnroll = Shape::kPacked ? 2 : 4;  // more of packed rows would cost spills
@@ -158,13 +161,12 @@ struct AttentionBlock {
       const int key = i / kChunks;
       const int at = i % kChunks * kChunk;
       const int position = start + key;
-      const size_t row = static_cast<unsigned>(position) % Shape::kCacheRows;
       const bool present = position >= seen.first && position < seen.end;
-      copy_async(&to[key][at], from + row * Row::kStep + at, present);
+      copy_async(&to[key][at], from.row(position) + at, present);
     }
   }
 
-  __device__ __forceinline__ void copy_unit(Copied to, const Cache* from, int start,
+  __device__ __forceinline__ void copy_unit(Copied to, const SeenRows<Shape>& from, int start,
                                             KeyRange seen) {
     copy_rows(to, from, start, 0, Shape::kUnit, seen);
   }
@@ -417,7 +419,7 @@ struct AttentionBlock {
     }
     for (int start = begin; start < seen.end; start += Shape::kUnit) {
       const int next = start + Shape::kUnit;
-      const auto copy_next = [&](Copied to, const Cache* from) {
+      const auto copy_next = [&](Copied to, const SeenRows<Shape>& from) {
         if (next < seen.end) {
           copy_unit(to, from, next, seen);
         }
@@ -462,16 +464,19 @@ __device__ __forceinline__ void attention_body(int rows, const float* q, const i
                                                const typename Shape::Cache* k_cache,
                                                const typename Shape::Cache* v_cache,
                                                float* scratch, float scale,
-                                               AttentionShared<Shape>& shared) {
+                                               AttentionShared<Shape>& shared,
+                                               const typename Shape::Cache* k_chunk = nullptr,
+                                               const typename Shape::Cache* v_chunk = nullptr) {
   const int first_pair = blockIdx.z * Shape::kRows;
   const int pairs = min(Shape::kRows, rows * Shape::kGroup - first_pair);
   if (pairs <= 0) {
     return;
   }
   const int kv_head = blockIdx.y;
-  const size_t plane = static_cast<size_t>(Shape::kCacheRows) * Shape::Row::kStep * kv_head;
   AttentionBlock<Shape> block{
-      shared,  k_cache + plane, v_cache + plane,
+      shared,
+      seen_rows<Shape>(k_cache, k_chunk, ends[0] - 1, kv_head),
+      seen_rows<Shape>(v_cache, v_chunk, ends[0] - 1, kv_head),
       first_pair, pairs,        kv_head,
       static_cast<int>(threadIdx.x / kWarp), static_cast<int>(threadIdx.x % kWarp),
       ends[0] - 1, false, {}};

@@ -5,7 +5,7 @@
 #include "kv_split.cuh"
 
 template <typename Cache_, typename Splits_, int kHeadDim_, int kHeads_, int kKvHeads_,
-          int kCacheRows_, int kMaxRows_>
+          int kCacheRows_, int kMaxRows_, int kChunkRows_ = 0>
 struct PlainShape {
   using Cache = Cache_;
   using Splits = Splits_;
@@ -15,6 +15,7 @@ struct PlainShape {
   static constexpr int kGroup = kHeads / kKvHeads_;
   static constexpr int kCacheRows = kCacheRows_;
   static constexpr int kMaxRows = kMaxRows_;
+  static constexpr int kChunkRows = kChunkRows_;  // of the step's own planes; 0: it is cached
   static constexpr int kUnit = Splits::kUnit;
   static constexpr int kWarps = 8;
   static constexpr int kThreads = kWarps * kWarp;
@@ -41,8 +42,8 @@ struct PlainBlock {
   static constexpr int kWarpRows = Shape::kRows / Shape::kWarps;
 
   PlainShared<Shape>& shared;
-  const Cache* keys;  // of this K/V head: kCacheRows rows
-  const Cache* values;
+  SeenRows<Shape> keys;
+  SeenRows<Shape> values;
   int first_pair;  // the block's first (row, head) pair
   int pairs;       // how many there are
   int kv_head;
@@ -56,10 +57,6 @@ struct PlainBlock {
 
   __device__ __forceinline__ int head_of(int pair) const {
     return kv_head * Shape::kGroup + (first_pair + pair) % Shape::kGroup;
-  }
-
-  static __device__ __forceinline__ size_t cached(int position) {
-    return static_cast<size_t>(position % Shape::kCacheRows) * Row::kStep;
   }
 
   __device__ __forceinline__ void load_queries(const float* q, float scale) {
@@ -86,7 +83,7 @@ struct PlainBlock {
 #pragma unroll
       for (int i = 0; i < Shape::kLaneColumns; ++i) {
         const int at = lane + i * kWarp;
-        element[i] = at < Shape::kHeadDim ? Row::value(keys + cached(position), at) : 0.0f;
+        element[i] = at < Shape::kHeadDim ? Row::value(keys.row(position), at) : 0.0f;
       }
       for (int pair = 0; pair < pairs; ++pair) {
         float total = 0.0f;
@@ -143,7 +140,7 @@ struct PlainBlock {
         const int from = max(start, seen.first);
         const int to = min(start + Shape::kUnit, seen.end);
         for (int position = from; position < to; ++position) {
-          const float value = Row::value(values + cached(position), at);
+          const float value = Row::value(values.row(position), at);
 #pragma unroll
           for (int pair = 0; pair < Shape::kRows; ++pair) {
             sums[pair][j] = fmaf(shared.score[pair][position - start], value, sums[pair][j]);
@@ -203,21 +200,20 @@ struct PlainBlock {
 
 // The body of a kernel with grid (slots, K/V heads, blocks of pairs).
 template <typename Shape>
-__device__ __forceinline__ void plain_attention_body(int rows, const float* q, const int* ends,
-                                                     const typename Shape::Cache* k_cache,
-                                                     const typename Shape::Cache* v_cache,
-                                                     float* scratch, float scale,
-                                                     PlainShared<Shape>& shared) {
+__device__ __forceinline__ void plain_attention_body(
+    int rows, const float* q, const int* ends, const typename Shape::Cache* k_cache,
+    const typename Shape::Cache* v_cache, float* scratch, float scale, PlainShared<Shape>& shared,
+    const typename Shape::Cache* k_chunk = nullptr,
+    const typename Shape::Cache* v_chunk = nullptr) {
   const int first_pair = blockIdx.z * Shape::kRows;
   const int pairs = min(Shape::kRows, rows * Shape::kGroup - first_pair);
   if (pairs <= 0) {
     return;
   }
   const int kv_head = blockIdx.y;
-  const size_t plane = static_cast<size_t>(Shape::kCacheRows) * Shape::Row::kStep * kv_head;
   PlainBlock<Shape> block{shared,
-                          k_cache + plane,
-                          v_cache + plane,
+                          seen_rows<Shape>(k_cache, k_chunk, ends[0] - 1, kv_head),
+                          seen_rows<Shape>(v_cache, v_chunk, ends[0] - 1, kv_head),
                           first_pair,
                           pairs,
                           kv_head,

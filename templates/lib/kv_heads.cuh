@@ -233,3 +233,9 @@ __device__ __forceinline__ Element* cache_row(Element* cache, int head, int posi
   const size_t row = static_cast<size_t>(head) * kCacheRows + position % kCacheRows;
   return cache + row * CacheRow<Element, kHeadDim>::kStep;
 }
+
+// The same to read: `CacheRow` knows no constant elements.
+template <int kHeadDim, int kCacheRows, typename Element>
+__device__ __forceinline__ const Element* cache_row(const Element* cache, int head, int position) {
+  return cache_row<kHeadDim, kCacheRows>(const_cast<Element*>(cache), head, position);
+}

@@ -33,6 +33,44 @@ struct KvSplits {
   }
 };
 
+// Where the keys or the values of one K/V head are: in its cache, or, where the step's own rows
+// have no room there yet, in a chunk plane. Either has position p in row p mod its rows.
+template <typename Shape, bool kChunked = (Shape::kChunkRows > 0)>
+struct SeenRows {
+  const typename Shape::Cache* cache;  // kCacheRows rows
+
+  __device__ __forceinline__ const typename Shape::Cache* row(int position) const {
+    const size_t at = static_cast<unsigned>(position) % Shape::kCacheRows;
+    return cache + at * Shape::Row::kStep;
+  }
+};
+
+template <typename Shape>
+struct SeenRows<Shape, true> : SeenRows<Shape, false> {
+  const typename Shape::Cache* chunk;  // kChunkRows rows
+  int first_new;                       // the first position that is in the chunk
+
+  __device__ __forceinline__ const typename Shape::Cache* row(int position) const {
+    const size_t at = static_cast<unsigned>(position) % Shape::kChunkRows;
+    return position < first_new ? SeenRows<Shape, false>::row(position)
+                                : chunk + at * Shape::Row::kStep;
+  }
+};
+
+// Those of a K/V head, from planes of all heads.
+template <typename Shape>
+__device__ __forceinline__ SeenRows<Shape> seen_rows(const typename Shape::Cache* cache,
+                                                     const typename Shape::Cache* chunk,
+                                                     int first_new, int kv_head) {
+  const size_t plane = static_cast<size_t>(Shape::kCacheRows) * Shape::Row::kStep * kv_head;
+  if constexpr (Shape::kChunkRows > 0) {
+    const size_t part = static_cast<size_t>(Shape::kChunkRows) * Shape::Row::kStep * kv_head;
+    return {{cache + plane}, chunk + part, first_new};
+  } else {
+    return {cache + plane};
+  }
+}
+
 // The rows of a step: where each ends and how its positions are folded.
 template <int kMaxRows>
 struct RowPlan {

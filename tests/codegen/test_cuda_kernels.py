@@ -33,6 +33,7 @@ from memra_compiler.ops.confidence import Confidence, WeighDraft
 from memra_compiler.ops.cuda import ARCHS, AnyLaunch, CudaArch
 from memra_compiler.ops.cuda_linear import FORMATS
 from memra_compiler.ops.head import BestRow, TokenOfRow
+from memra_compiler.ops.kv_move import KvMove
 from memra_compiler.ops.norm import RMSNorm, RMSNormAdd
 from memra_compiler.ops.per_layer import PerLayerGate, PerLayerMix
 from memra_compiler.ops.qkv import NormRopeQKV
@@ -195,6 +196,18 @@ def kernels(g: Geometry) -> Iterator[tuple[str, Maker]]:
                     Attention(1.0, s), a, q, at, p, p, TensorType(q.shape, o)
                 ),
             )
+        if not kind:
+            chunk = TensorType((n, 64, d), g.kv)
+            yield (
+                f"attention_chunk_{d}",
+                lambda a, q=q, p=plane, c=chunk, s=span: cuda_attention.attention_launches(
+                    Attention(1.0, s), a, q, at, p, p, c, c, q
+                ),
+            )
+            yield (
+                f"kv_move_{d}",
+                lambda a, p=plane, c=chunk: k.kv_move_launches(KvMove(), a, at, c, c, p, p),
+            )
     ids, clusters = TensorType((g.vocab,), "i64"), g.vocab // 128
     scores, best = rows(clusters), rows(4, dtype="i32")
     yield "top_clusters", lambda a: TopClusters(4).lower_cuda(a, scores, best)
@@ -293,10 +306,13 @@ HOT = {
     ("31b", "norm_rope_qkv_512"): (128,),
     ("31b", "attention_256_a8"): (128, 128),
     ("31b", "attention_512_a8"): (255, 128),
+    ("31b", "attention_chunk_256"): (128, 128),
+    ("31b", "kv_move_256"): (32,),
     ("31b_kv8", "norm_rope_qkv_256"): (64,),
     ("31b_kv8", "norm_rope_qkv_512"): (128,),
     ("31b_kv8", "attention_256_a8"): (128, 128),
     ("31b_kv8", "attention_512_a8"): (255, 128),
+    ("31b_kv8", "attention_chunk_256"): (128, 128),
     ("31b", "argmax"): (64, 32),
 }
 

@@ -20,6 +20,7 @@ from memra_compiler.ops.attention import Attention, KvAppend
 from memra_compiler.ops.clusters import ClusterLogits, TopClusters
 from memra_compiler.ops.cuda import ARCHS
 from memra_compiler.ops.formats import dequantise, random_bytes
+from memra_compiler.ops.kv_move import KvMove
 from memra_compiler.ops.kv_rows import cache_values, encode_rows
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")
@@ -97,6 +98,72 @@ def test_attention_agrees_with_its_reference(
     (want,) = op.reference(bound, queries.astype(np.float64), ends, *exact)
     tolerance = 1e-5 if kv == "f32" or d == 1024 else 3e-3
     np.testing.assert_allclose(out, want, rtol=0, atol=tolerance * np.abs(want).max())
+
+
+@pytest.mark.parametrize(
+    ("kv", "d", "first", "rows"),
+    [
+        ("f16", 32, 0, 20),  # nothing is cached yet
+        ("bf16", 64, 150, 24),
+        ("q8_0_rows", 96, 155, 24),
+        ("f32", 20, 155, 24),  # the plain kernel, and rows that are copied by words
+    ],
+)
+def test_a_chunk_beside_a_ring_has_the_bits_of_a_longer_ring(
+    kv: str, d: int, first: int, rows: int, tmp_path: Path
+) -> None:
+    """A ring with no room for the chunk; what it holds of other positions is NaN, or so large."""
+    rng, window, spare, bound, heads = np.random.default_rng(first), 100, 3, 24, 2
+    q, at = TensorType((Sym("T", bound), heads * d)), TensorType((Sym("T", bound),), "i32")
+    long, ring, part = (TensorType((1, n, d), kv) for n in (160, window + spare, bound))
+    op, device = Attention(1.0, window), dataclasses.replace(ARCHS["sm_90a"], multiprocessors=1)
+    end = first + rows
+    ends = np.arange(first + 1, end + 1, dtype=np.int32)
+    values = [stored(rng.standard_normal((1, end, d)).astype(np.float32), kv) for _ in range(2)]
+    queries = (rng.standard_normal((bound, heads * d)) * 3 / d**0.5).astype(np.float32)
+
+    def plane(type: TensorType, rows: np.ndarray, low: int, high: int) -> np.ndarray:
+        empty = stored(np.full(type.max_shape, np.nan, np.float32), kv)
+        where = np.arange(max(low, high - type.max_shape[1]), high)
+        empty[:, where % type.max_shape[1]] = rows[:, where]
+        return empty
+
+    def attend(types: tuple[TensorType, ...], planes: list[np.ndarray], folder: str) -> np.ndarray:
+        floats = cuda_attention.attention_scratch_floats(op, device, *types)
+        out, scratch = np.full((bound, heads * d), np.nan, np.float32), np.zeros(floats, np.float32)
+        (tmp_path / folder).mkdir()
+        launches = cuda_attention.attention_launches(op, device, *types)
+        TemplatesOnCpu(launches, tmp_path / folder)(rows, queries, ends, *planes, out, scratch)
+        return out[:rows]
+
+    whole = [plane(long, v, 0, end) for v in values]
+    want = attend((q, at, long, long, q), whole, "whole")
+    rings = [plane(ring, v, 0, first) for v in values]
+    chunk = [plane(part, v, first, end) for v in values]
+    types = (q, at, ring, ring, part, part, q)
+    np.testing.assert_array_equal(attend(types, [*rings, *chunk], "chunk"), want)
+    assert np.isfinite(want).all()
+
+    (tmp_path / "move").mkdir()
+    moves = cuda_kernels.kv_move_launches(KvMove(), ARCHS["sm_90a"], at, part, part, ring, ring)
+    TemplatesOnCpu(moves, tmp_path / "move")(rows, ends - 1, *chunk, *rings)
+    for got, rows_of in zip(rings, values, strict=True):
+        assert got.tobytes() == plane(ring, rows_of, 0, end).tobytes()
+
+
+@pytest.mark.parametrize("limit", [1, 5, 9])
+def test_a_chunk_longer_than_a_ring_leaves_its_last_rows(limit: int, tmp_path: Path) -> None:
+    rng, rows, d = np.random.default_rng(limit), 6, 36
+    chunk, ring = TensorType((2, 7, d), "f16"), TensorType((2, limit, d), "f16")
+    at = TensorType((Sym("T", 7),), "i32")
+    planes = [stored(rng.standard_normal(t.max_shape), "f16") for t in (chunk, chunk, ring, ring)]
+    want = [plane.copy() for plane in planes]
+    positions = np.arange(11, 11 + rows, dtype=np.int32)
+    KvMove().reference(rows, positions, *want)
+    launches = KvMove().lower_cuda(ARCHS["sm_80"], at, chunk, chunk, ring, ring)
+    TemplatesOnCpu(launches, tmp_path)(rows, positions, *planes)
+    for got, wanted in zip(planes, want, strict=True):
+        assert got.tobytes() == wanted.tobytes()
 
 
 @pytest.mark.parametrize(("count", "active"), [(64, 5), (304, 32), (16, 16)])
