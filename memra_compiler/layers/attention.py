@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from memra_compiler.layers.base import MixerParams
 from memra_compiler.layers.build import LayerBuild
 from memra_compiler.layers.params import Params, Path, Problem, param
 from memra_compiler.ops.attention import Attention, KvAppend
+from memra_compiler.ops.kv_move import KvMove
 from memra_compiler.ops.norm import RMSNorm
 from memra_compiler.ops.rope import Rope
 
@@ -111,22 +112,35 @@ class AttentionParams(MixerParams):
         angles = self.rope.angles(b, d)
         q = b.run(Rope(), q, angles, part="q_rope", at=at)
         k = b.run(Rope(), k, angles, part="k_rope", at=at)
-        rows, ring = b.cache_rows(self.window)
-        caches = [
-            b.program.module.plane(
-                b.label(name),
-                (self.kv_heads, rows, d),
-                b.kv_dtype,
-                "truncate",
-                ring=ring,
-                kind=b.kind,
-            )
-            for name in ("k", "v")
-        ]
+        return self.output(b, x, self.attend(b, q, k, v))
+
+    def attend(self, b: LayerBuild, q: str, k: str, v: str) -> str:
+        """Append keys and values and emit attention; returns the heads `[T, heads * head_dim]`.
+
+        A ring has room for the rows of a round beside its window. A chunk of a prompt may be wider:
+        its last rows would overwrite what its first ones see. It is attended beside the ring, in
+        planes that all layers of the kind share, and moved into the ring after.
+        """
+        at = ("mixer", self.kind)
         path = (*b.path, *at)
-        b.program.emit(KvAppend(), k, v, b.positions, *caches, label=b.label("append"), path=path)
+        rows, ring = b.cache_rows(self.window)
+        caches = self.planes(b, b.label("{}"), rows, rollback="truncate", ring=ring, kind=b.kind)
+        chunk: tuple[str, ...] = ()
+        if ring and self.window is not None and b.program.limit > rows - self.window:
+            chunk = self.planes(b, f"chunk.{b.kind}.{{}}", b.program.limit)
+        appended = (k, v, b.positions, *(chunk or caches))
+        b.program.emit(KvAppend(), *appended, label=b.label("append"), path=path)
         seen = Attention(self.scale, b.span(self.window))
-        return self.output(b, x, b.run(seen, q, b.ends, *caches, part="attention", at=at))
+        y = b.run(seen, q, b.ends, *caches, *chunk, part="attention", at=at)
+        if chunk:
+            b.program.emit(KvMove(), b.positions, *chunk, *caches, label=b.label("move"), path=path)
+        return y
+
+    def planes(self, b: LayerBuild, name: str, rows: int, **options: Any) -> tuple[str, ...]:
+        """Declare a plane of keys and one of values: `name` with k and v filled in."""
+        shape = (self.kv_heads, rows, self.head_dim)
+        declare = b.program.module.plane
+        return tuple(declare(name.format(x), shape, b.kv_dtype, **options) for x in "kv")
 
     def output(self, b: LayerBuild, x: str, y: str) -> str:
         """Emit what follows the heads `y [T, heads * head_dim]`; `x` is the layer's input."""

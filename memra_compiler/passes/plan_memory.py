@@ -10,14 +10,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memra_compiler.ir.graph import Module, Node, Program
+from memra_compiler.ops.attention import Attention
 from memra_compiler.ops.cuda import scratch_bytes
+from memra_runtime.errors import fail
 
 #: Alignment of every buffer: a cache line, and a vector of sixteen floats.
 ALIGN = 64
 
 
 def plan_memory(module: Module) -> Module:
-    """Fill `arena`: `@plane`, `program/%value`, `program/%` (scratch), and the size under ""."""
+    """Fill `arena`: `@plane`, `program/%value`, `program/%` (scratch), and the size under "".
+
+    Raises: MemraError where a step reads a ring that cannot hold all that its rows see.
+    """
+    for program, node in module.nodes():
+        check_ring(module, program, node)
     arena: dict[str, int] = {}
     end = 0
     for name, plane in module.planes.items():
@@ -30,6 +37,27 @@ def plan_memory(module: Module) -> Module:
         end = max(end, base + size)
     arena[""] = end
     return replace(module, arena=arena)
+
+
+def check_ring(module: Module, program: Program, node: Node) -> None:
+    """Refuse an attention whose ring is smaller than what its first row sees and the step's rows.
+
+    The step's rows are in the ring by then, and its last ones have overwritten what is older. With
+    chunk planes they are not: the ring need only hold the window.
+    """
+    if not isinstance(node.op, Attention):
+        return
+    cache, chunked = module.planes[node.inputs[2][1:]], len(node.inputs) > 4
+    rows, step = cache.type.max_shape[1], 0 if chunked else program.rows.bound
+    if cache.ring and rows < node.op.span + step:
+        fail(
+            "ring",
+            f"`{node.label}` sees {node.op.span} rows of @{cache.name} in steps of {step} rows: "
+            f"`{program.name}` would overwrite some of its {rows} rows before they are read",
+            node.position or node.label,
+            hints=("only a layer with keys of its own reads a chunk of a prompt beside its ring: "
+                   "let layers that read another's come last, which a prompt need not run",),
+        )  # fmt: skip
 
 
 def aligned(size: int) -> int:

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from memra_compiler.spec import Spec
     from memra_compiler.spec.archs import Checkpoints
 
-#: Rows of a prompt chunk at least; a chunk is never narrower than a verify. A GPU multiplies many
-#: rounded rows at once; more rows also mean as many more in each ring.
-PREFILL_ROWS = 8
-CUDA_PREFILL_ROWS = 64
+#: Rows by which a ring is larger than its window, at least: those of a verify if they are more.
+ROUND_ROWS = 8
+#: Rows of a prompt chunk by target, at least likewise. A GPU multiplies many rounded rows at once.
+CHUNK_ROWS = {"cpu": 8, "cuda": 64}
 
 
 def build_module(spec: Spec, checkpoints: Checkpoints, target: str = "cpu") -> Module:
@@ -90,8 +90,7 @@ class _Rounds:
 
     @property
     def prefill_rows(self) -> int:
-        wide = self.target.startswith("cuda")
-        return max(CUDA_PREFILL_ROWS if wide else PREFILL_ROWS, self.verify_rows)
+        return max(CHUNK_ROWS[self.target.partition(":")[0]], self.verify_rows)
 
     def build(self) -> None:
         self.prefill()
@@ -120,15 +119,15 @@ class _Rounds:
         b.finish()
 
     def cache_rows(self, window: int | None) -> tuple[int, bool]:
-        """Rows of a cache: the context, or for a window a ring of it and the widest batch.
+        """Rows of a cache: the context, or for a window a ring of it and the rows of a round.
 
         A round that is rolled back has overwritten the oldest rows of a ring; they are never
-        visible again only if the ring holds the window and a whole batch.
+        visible again only if the ring holds the window and a whole round. A longer chunk of a
+        prompt does not go through the ring (`AttentionParams.attend`).
         """
         context = self.spec.runtime.max_context
-        if window is None or window + self.prefill_rows >= context:
-            return context, False
-        return window + self.prefill_rows, True
+        rows = context if window is None else window + max(ROUND_ROWS, self.verify_rows)
+        return min(rows, context), rows < context
 
     def layer(
         self, b: ProgramBuilder, section: str, index: int, kind: str, positions: str, ends: str

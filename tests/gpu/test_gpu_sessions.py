@@ -20,7 +20,7 @@ from memra_runtime.check.rows import CacheReader
 from memra_runtime.errors import MemraError
 from memra_runtime.model import another_model
 from memra_runtime.session import Session, read_session, save_session
-from memra_runtime.session.text import cache_batch, least_kept
+from memra_runtime.session.text import least_kept, round_rows
 
 #: Around a chunk of the prompt, the window of 128 and its ring on either target.
 LENGTHS = (2, 3, 8, 9, 20, 63, 64, 65, 66, 127, 128, 129, 136, 137, 191, 192, 193, 260)
@@ -90,7 +90,7 @@ def test_a_snapshot_goes_on_as_if_nothing_had_been(pair: Loaded) -> None:
 @devices
 def test_a_text_is_cut_back_as_far_as_its_rings_reach(pair: Loaded) -> None:
     """Every length that is allowed leaves what a cold session leaves."""
-    batch, manifest = cache_batch(pair.model.manifest), pair.model.manifest
+    batch, manifest = round_rows(pair.model.manifest), pair.model.manifest
     session = pair.session(DEPTH)
     for ids in [t for t in texts(pair) if len(t) > 120]:
         session.prime(ids)

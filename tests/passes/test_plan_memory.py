@@ -11,8 +11,13 @@ import numpy as np
 import pytest
 from pass_support import ALL_SPECS, Golden, read, stages, write
 
+from memra_compiler.compile import CompileOptions, load
+from memra_compiler.ir.errors import IRError
 from memra_compiler.ir.graph import Module, Program
+from memra_compiler.passes.pipeline import run_passes
 from memra_compiler.passes.plan_memory import ALIGN, first_fit, plan_memory
+from memra_compiler.rounds.programs import ROUND_ROWS, build_module
+from memra_runtime.errors import MemraError
 
 BEFORE = """\
 module toy
@@ -167,13 +172,17 @@ def test_first_fit(taken: list[tuple[int, int]], length: int, at: int) -> None:
 
 
 @pytest.mark.parametrize("path", ALL_SPECS, ids=lambda p: p.stem)
-def test_ring_holds_the_window_and_the_widest_batch(path: Path) -> None:
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a"])
+def test_ring_holds_the_window_and_a_round_and_no_more(path: Path, target: str) -> None:
     """Else a rejected row would overwrite one that is still visible after the rollback."""
     module = stages(path)["plan_launches"]
-    widest = max(p.rows.bound for p in module.programs.values())
+    if target != "cpu":
+        built = build_module(*load(path, CompileOptions()), target=target)
+        module = run_passes(built, until="fuse")
     context = module.planes["forced"].type.elements - 1
-    rings = 0
-    for _, node in module.nodes():
+    widest = module.programs["verify"].rows.bound
+    rings, moved = 0, set()
+    for program, node in module.nodes():
         for operand in node.inputs:
             plane = module.planes.get(operand[1:]) if operand.startswith("@") else None
             if plane is None or not plane.kind:
@@ -181,9 +190,57 @@ def test_ring_holds_the_window_and_the_widest_batch(path: Path) -> None:
             rows = plane.type.max_shape[1]
             assert plane.rollback == "truncate"
             assert plane.ring == (rows < context)
-            if plane.ring and node.op.name == "attention":
-                span = node.op.attrs()["span"]
+            if node.op.name == "kv_move":
+                moved.add((program.name, plane.name))
+            elif plane.ring and node.op.name == "attention":
+                span, step = node.op.attrs()["span"], program.rows.bound
+                chunked = len(node.inputs) == 6
                 assert span > 0
-                assert rows >= span + widest
+                assert chunked == (target != "cpu" and program.name == "prefill")
+                assert rows >= span + max(widest, 0 if chunked else step)
+                assert rows <= span + 1 + max(widest, ROUND_ROWS)  # a drafter sees one row less
                 rings += 1
     assert rings
+    owned = {p.name for p in module.planes.values() if p.ring}
+    assert moved == ({("prefill", name) for name in owned} if target != "cpu" else set())
+
+
+RING = """\
+module toy
+weight $t : f32[64, 64] from target "t"
+plane @state : i32[64] rollback none
+plane @batch : i32[16] rollback none
+plane @target.layers.0.k : f16[1, ROWS, 64] rollback truncate ring kind swa
+plane @target.layers.0.v : f16[1, ROWS, 64] rollback truncate ring kind swa
+plane @chunk.k : f16[1, 6, 64] rollback none
+plane @chunk.v : f16[1, 6, 64] rollback none
+program prefill rows T<=6 from rows {
+  %ids : i32[T<=6] = read_tokens(@batch, @state) {chain = False, limit = 6} label "ids"
+  %ends : i32[T<=6] = positions(@state) {kind = "ends", limit = 6} label "ends"
+  %q : f32[T<=6, 64] = embed(%ids, $t) {scale = 1.0} label "q"
+  %y : f32[T<=6, 64] = attention(%q, %ends, @target.layers.0.k, @target.layers.0.vCHUNK) \
+{scale = 1.0, span = 20, to = "f32"} label "y"
+}
+"""
+
+
+def test_a_step_that_a_ring_has_no_room_for_needs_chunk_planes() -> None:
+    """As a layer would that reads another's cache in a prompt: its rows are not to be had."""
+    chunk = ", @chunk.k, @chunk.v"
+    for rows, planes in ((26, ""), (20, chunk)):
+        plan_memory(read(RING.replace("ROWS", str(rows)).replace("CHUNK", planes)))
+    short = read(RING.replace("ROWS", "25").replace("CHUNK", ""))
+    with pytest.raises(MemraError, match=r"`y` sees 20 rows .* in steps of 6 rows: `prefill`"):
+        plan_memory(short)
+
+
+@pytest.mark.parametrize(
+    ("planes", "why"),
+    [
+        (", @chunk.k", "takes 4 operands or 6, got 5"),
+        (", @chunk.k, @state", "holds other rows than cache"),
+    ],
+)
+def test_chunk_planes_must_fit(planes: str, why: str) -> None:
+    with pytest.raises(IRError, match=why):
+        read(RING.replace("ROWS", "25").replace("CHUNK", planes))

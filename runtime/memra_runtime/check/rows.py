@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from memra_runtime.artifact import Manifest, PlaneEntry
 from memra_runtime.device import Device
+from memra_runtime.session.text import round_rows
 
 
 def digest(row: npt.NDArray[Any]) -> bytes:
@@ -89,14 +90,14 @@ class RowReader:
 class CacheReader:
     """Fingerprints of cache rows, by plane and position.
 
-    A ring keeps its window and the widest batch; a batch that was rolled back has overwritten the
+    A ring keeps its window and the rows of a round; one that was rolled back has overwritten the
     oldest rows, so only those of the window are promised.
     """
 
     def __init__(self, device: Device) -> None:
         self.device = device
         self.planes = cache_planes(device.manifest)
-        self.batch = batch_rows(device.manifest)
+        self.spare = round_rows(device.manifest)
 
     def read(self, plane: PlaneEntry) -> npt.NDArray[Any]:
         """The plane as it is now; a device that is not this memory is read only once."""
@@ -104,7 +105,7 @@ class CacheReader:
 
     def visible(self, plane: PlaneEntry, end: int) -> range:
         """Positions whose rows `plane` must hold once `end` rows are committed."""
-        span = plane.shape[1] - self.batch if plane.ring else plane.shape[1]
+        span = plane.shape[1] - self.spare if plane.ring else plane.shape[1]
         return range(max(0, end - span), end)
 
     def at(self, positions: Sequence[int]) -> dict[tuple[str, int], bytes]:
@@ -148,15 +149,10 @@ def cache_planes(manifest: Manifest) -> list[PlaneEntry]:
     return [p for p in manifest.planes if p.rollback == "truncate"]
 
 
-def batch_rows(manifest: Manifest) -> int:
-    """Rows of the widest batch: a chunk of the prompt or a verify."""
-    return max(p.rows for p in manifest.programs)
-
-
 def ring_edges(manifest: Manifest) -> list[int]:
     """Lengths at which a ring starts to forget: each window, and each ring's own size."""
     rows = {p.shape[1] for p in cache_planes(manifest) if p.ring}
-    return sorted(rows | {r - batch_rows(manifest) for r in rows})
+    return sorted(rows | {r - round_rows(manifest) for r in rows})
 
 
 def first_unequal(

@@ -46,20 +46,30 @@ class Text:
         return next((i for i in range(start, len(self.tokens)) if self.tokens[i] in found), None)
 
 
-def cache_batch(manifest: Manifest) -> int:
-    """Rows of the widest batch, by which a ring is larger than its window."""
-    return max(p.rows for p in manifest.programs)
+def round_rows(manifest: Manifest) -> int:
+    """Rows of a round, by which each ring is larger than its window; 0 without any ring.
+
+    A chunk of a prompt may have more: the ring gets them once they have been attended.
+    """
+    target = manifest.spec["target"]
+    spare = []
+    for plane in manifest.planes:
+        if plane.rollback == "truncate" and plane.ring:
+            kind = target["layers"][int(plane.id.split(".")[2])]
+            (mixer,) = target["layer_kinds"][kind]["mixer"].values()
+            spare.append(plane.shape[1] - int(mixer["window"]))
+    return min(spare, default=0)
 
 
 def least_kept(manifest: Manifest, written: int) -> int:
     """The fewest tokens that can be kept of a text: 0, or what the windows of its rings leave.
 
-    A row at position s reads a window of W rows before it, and a ring of R = W + batch rows holds
-    those from `written` - R on.
+    A row at position s reads a window of W rows before it, and a ring of R = W + `round_rows` rows
+    holds those from `written` - R on.
     """
     rings = [p for p in manifest.planes if p.rollback == "truncate" and p.ring]
     turned = any(written > p.shape[1] for p in rings)
-    return max(0, written - cache_batch(manifest)) if turned else 0
+    return max(0, written - round_rows(manifest)) if turned else 0
 
 
 def continuation(
