@@ -45,13 +45,13 @@ class FakeGpu:
 
     def __init__(self, device: Any, manifest: Manifest) -> None:
         self._device = device
-        # chunks of a prompt, and so rings, have as many rows as the CPU's programs take
+        # chunks of a prompt have as many rows as the CPU's programs take
         rows = {p.name: p.rows for p in device.manifest.programs}
         shapes = {p.id: p.shape for p in device.manifest.planes}
         self.manifest = replace(
             manifest,
             programs=tuple(replace(p, rows=rows[p.name]) for p in manifest.programs),
-            planes=tuple(replace(p, shape=shapes[p.id]) for p in manifest.planes),
+            planes=tuple(replace(p, shape=shapes.get(p.id, p.shape)) for p in manifest.planes),
         )
         self.launches = self.reads = 0
 

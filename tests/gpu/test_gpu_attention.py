@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +26,7 @@ from memra_compiler.ir.types import TensorType
 from memra_compiler.ops import cuda_attention
 from memra_compiler.ops.attention import Attention
 from memra_compiler.ops.cuda import Launch
+from memra_compiler.ops.kv_move import KvMove
 from memra_compiler.ops.kv_rows import cache_values, head_width
 
 pytestmark = pytest.mark.gpu
@@ -236,3 +238,58 @@ def test_attention_of_unequal_rows(gpu: Gpu) -> None:
         (want,) = Attention(1.0).reference(6, *given)
         close(outputs[0], want, case.tolerance or 0, f"attention {CACHES[name].kv}")
         check_rows(gpu, case, 6, outputs)
+
+
+#: (cache, positions before the step, its rows): chunks of 64 rows at most; rings have 16 to spare.
+CHUNKS = [
+    *(("31b-window", first, rows) for first, rows in ((0, 64), (1000, 64), (1024, 33), (4100, 64))),
+    ("12b-window", 1100, 64),
+    *(("tiny-ring", first, rows) for first, rows in ((0, 64), (40, 1), (61, 64), (300, 50))),
+    ("ring-f32", 99, 64),
+    ("ring-q8", 61, 64),
+    ("31b-window-q8", 1030, 64),
+]
+
+
+@pytest.mark.parametrize(("name", "first", "rows"), CHUNKS)
+def test_attention_of_a_chunk_beside_its_ring(gpu: Gpu, name: str, first: int, rows: int) -> None:
+    """The bits of a ring that holds the chunk, too; and the ring that such a one would be after."""
+    cache, bound, end, rng = CACHES[name], 64, first + rows, np.random.default_rng(first)
+    long, part = (dataclasses.replace(cache, rows=n) for n in (cache.span + bound, bound))
+    shape = (cache.kv_heads, end, cache.d)
+    every = [stored_rows(rng.standard_normal(shape, dtype=np.float32), cache.kv) for _ in "kv"]
+
+    def planes(of: Cache, low: int, high: int) -> list[Array]:
+        found = []
+        for rows_of_all in every:
+            plane = stored_rows(np.full(of.plane.max_shape, np.nan, np.float32), of.kv)
+            at = np.arange(max(low, high - of.rows), high)
+            plane[:, at % of.rows] = rows_of_all[:, at]
+            found.append(plane)
+        return found
+
+    ends = np.zeros(bound, np.int32)
+    ends[:rows] = np.arange(first + 1, end + 1)
+    queries = normal(rng, bound, cache.heads * cache.d) * np.float32(3 / cache.d**0.5)
+    op, (q, at, *_) = attention_types(cache, bound)
+
+    def case(*held: tuple[Cache, list[Array]]) -> Case:
+        types = (q, at, *(c.plane for c, _ in held for _ in "kv"), q)
+        launches = cuda_attention.attention_launches(op, ARCH, *types)
+        scratch = cuda_attention.attention_scratch_floats(op, ARCH, *types)
+        given = [queries, ends, *(plane for _, both in held for plane in both)]
+        return Case(op, types, launches, given, scratch=scratch, by_row=(0, 1))
+
+    whole = case((long, planes(long, 0, end)))
+    chunked = case((cache, planes(cache, 0, first)), (part, planes(part, first, end)))
+    want, _ = run(gpu, whole, rows, whole.operands)
+    got, after = run(gpu, chunked, rows, chunked.operands)
+    assert np.isfinite(want[0][:rows]).all()
+    assert got[0][:rows].tobytes() == want[0][:rows].tobytes()
+
+    move = KvMove()
+    types = (at, part.plane, part.plane, cache.plane, cache.plane)
+    given = [ends - 1, *after[4:], *after[2:4]]
+    _, moved = run(gpu, Case(move, types, move.lower_cuda(ARCH, *types), given), rows, given)
+    for found, wanted in zip(moved[3:], planes(cache, 0, end), strict=True):
+        assert found.tobytes() == wanted.tobytes()
