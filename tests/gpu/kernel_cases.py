@@ -250,7 +250,9 @@ def weight(rng: np.random.Generator, size: int, dtype: str = "f32") -> Array:
 
 
 #: Rows that are run, by the number a kernel is compiled for.
-COUNTS = {1: (1,), 3: (1, 3), 6: (1, 6), 8: (1, 2, 7, 8), 16: (1, 8, 9, 16)}
+COUNTS = {
+    1: (1,), 3: (1, 3), 6: (1, 6), 8: (1, 2, 7, 8), 16: (1, 8, 9, 16), 64: (1, 17, 64),
+}  # fmt: skip
 
 
 def rounded(x: Array) -> Array:

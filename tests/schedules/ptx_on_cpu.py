@@ -43,14 +43,18 @@ def ptx_of(source: str, name: str, arch: CudaArch) -> str:
 
 
 class Translation:
-    """One kernel as a C++ function of the values of its parameters."""
+    """One kernel as a C++ function of the values of its parameters.
 
-    def __init__(self, ptx: str) -> None:
+    `dynamic` bytes of shared memory come with a launch; they lie first.
+    """
+
+    def __init__(self, ptx: str, dynamic: int = 0) -> None:
         head, _, body = ptx[ptx.index(".entry") :].partition("{")
         self.symbol = head.split()[1].rstrip("(")
         self.parameters = re.findall(r"\w+_param_\d+", head)
-        self.shared: dict[str, int] = {}
-        self.shared_bytes = 0
+        unsized = re.findall(r"\.extern \.shared \.align \d+ \.b8 (\w+)\[\]", ptx)
+        self.shared: dict[str, int] = dict.fromkeys(unsized, 0)
+        self.shared_bytes = dynamic
         self.registers: list[str] = []
         body = re.sub(r"//.*", "", body[: body.rindex("}")])
         found = [
@@ -135,7 +139,10 @@ class OnCpu:
     def __init__(self, launches: Sequence[AnyLaunch], arch: CudaArch, folder: Path) -> None:
         self.launches = launches
         rendered = [render(launch, "kernel") for launch in launches]
-        kernels = [Translation(ptx_of(source, symbol, arch)) for symbol, source in rendered]
+        kernels = [
+            Translation(ptx_of(source, symbol, arch), launch.shared_bytes)
+            for launch, (symbol, source) in zip(launches, rendered, strict=True)
+        ]
         text = '#include "ptx_on_cpu.h"\n' + "\n".join(kernel.text for kernel in kernels)
         for i, kernel in enumerate(kernels):
             text += (
