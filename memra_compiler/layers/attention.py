@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal
 
 from memra_compiler.layers.base import MixerParams
@@ -112,10 +112,15 @@ class AttentionParams(MixerParams):
         angles = self.rope.angles(b, d)
         q = b.run(Rope(), q, angles, part="q_rope", at=at)
         k = b.run(Rope(), k, angles, part="k_rope", at=at)
-        return self.output(b, x, self.attend(b, q, k, v))
+        y, move = self.attend(b, q, k, v)
+        y = self.output(b, x, y)  # first, so that attention rounds its rows itself
+        move()
+        return y
 
-    def attend(self, b: LayerBuild, q: str, k: str, v: str) -> str:
-        """Append keys and values and emit attention; returns the heads `[T, heads * head_dim]`.
+    def attend(self, b: LayerBuild, q: str, k: str, v: str) -> tuple[str, Callable[[], object]]:
+        """Append keys and values and emit attention: the heads `[T, heads * head_dim]`.
+
+        Also returned: what emits whatever is left to do with the caches, once they have been read.
 
         A ring has room for the rows of a round beside its window. A chunk of a prompt may be wider:
         its last rows would overwrite what its first ones see. It is attended beside the ring, in
@@ -132,9 +137,13 @@ class AttentionParams(MixerParams):
         b.program.emit(KvAppend(), *appended, label=b.label("append"), path=path)
         seen = Attention(self.scale, b.span(self.window))
         y = b.run(seen, q, b.ends, *caches, *chunk, part="attention", at=at)
-        if chunk:
-            b.program.emit(KvMove(), b.positions, *chunk, *caches, label=b.label("move"), path=path)
-        return y
+
+        def move() -> None:
+            if chunk:
+                moved = (b.positions, *chunk, *caches)
+                b.program.emit(KvMove(), *moved, label=b.label("move"), path=path)
+
+        return y, move
 
     def planes(self, b: LayerBuild, name: str, rows: int, **options: Any) -> tuple[str, ...]:
         """Declare a plane of keys and one of values: `name` with k and v filled in."""

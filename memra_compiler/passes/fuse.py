@@ -102,8 +102,21 @@ def fuse(module: Module) -> Module:
 
 
 def _apply(program: Program, step: Rewrite) -> Program:
+    """Rewrite nodes, but for those that would read a plane after another node has written it."""
     known = uses(program)
-    return replace(program, nodes=tuple(step(node, known) or node for node in program.nodes))
+    place = {id(node): i for i, node in enumerate(program.nodes)}
+    written: dict[str, int] = {}  # planes, and the last node so far that writes each
+    nodes = []
+    for i, node in enumerate(program.nodes):
+        made = step(node, known) or node
+        for plane in (set(made.inputs) - set(node.inputs)) & written.keys():
+            makers = [known.makers[o] for o in node.inputs if o in known.makers]
+            read = max((place[id(m)] for m in makers if plane in m.inputs), default=-1)
+            if written[plane] > read:
+                made = node
+        nodes.append(made)
+        written |= {p: i for at, p in enumerate(node.inputs) if node.op.operand(at).writes}
+    return replace(program, nodes=tuple(nodes))
 
 
 def drop_dead(program: Program) -> Program:

@@ -156,6 +156,17 @@ def test_rewrite(name: str, golden: Golden) -> None:
 
 #: Patterns that look like the above but must be left alone: nodes, results, the ops that stay.
 REFUSED = {
+    "attention whose cache is written before its rows are rounded": (
+        """\
+  %ends : i32[T<=3] = positions(@state) {kind = 'ends', limit = 3} label "ends"
+  %y : f32[T<=3, 64] = attention(%x, %ends, @k, @v) {scale = 1.0, span = 0, to = "f32"} label "y"
+  %new : f32[T<=3, 64] = linear(%x, $a) label "new"
+  kv_append(%new, %x, %at, @k, @v) label "append"
+  %z : a8[T<=3, 64] = quantise(%y) {to = "a8"} label "z"
+""",
+        ("z",),
+        ["attention", "linear", "kv_append", "quantise"],
+    ),
     "a norm that is read twice": (
         """\
   %n : f32[T<=3, 64] = rmsnorm(%x, $norm) {eps = 1e-06, size = 0} label "n"

@@ -34,6 +34,24 @@ def wide(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Model:
     return load_model(folder, TINY_TARGET, TINY_DRAFT)
 
 
+@pytest.mark.parametrize("activations", ["int8", "bf16"])
+def test_rows_that_attention_rounds_itself(
+    activations: str, words: list[int], tmp_path: Path, kernel_cache: Path
+) -> None:
+    """Fused with what follows it, attention still reads a ring before the chunk moves in."""
+    overrides = {"runtime.max_context": str(CONTEXT), "runtime.activations": activations}
+    found = []
+    for rows in (programs.CHUNK_ROWS["cpu"], WIDE):
+        folder = tmp_path / f"{rows}.cpu.memra"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(programs.CHUNK_ROWS, "cpu", rows)
+            compile_spec(TINY_SPEC, folder, CompileOptions(overrides=overrides, cache=kernel_cache))
+        session = Session(load_model(folder, TINY_TARGET, TINY_DRAFT).device)
+        session.prime(words[: RING + WIDE])
+        found.append(left(session))
+    assert found[0] == found[1]
+
+
 @pytest.fixture(scope="module")
 def words(wide: Model) -> list[int]:
     return wide.tokenizer.encode(TINY_SPEC.read_text(encoding="utf-8"))
