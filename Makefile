@@ -20,7 +20,8 @@ demo: $(READY)
 	  --draft model_specs/tiny/gemma4-tiny-assistant-q8_0.gguf
 
 test: $(READY)
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not alone"
+	$(BIN)/python -m pytest -q -m alone
 
 # What the tests of the pair need on a GPU machine, into build/gpu. Needs no GPU.
 gpu-bundle: $(READY)

@@ -175,7 +175,7 @@ def test_import_is_light() -> None:
     assert result.stdout.strip() == "[]"
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_header_of_a_full_vocabulary_opens_within_a_second(tmp_path: Path) -> None:
     path = tmp_path / "big.gguf"
     tokens = [f"token{i}" for i in range(262_144)]

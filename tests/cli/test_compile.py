@@ -55,6 +55,7 @@ def times(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
+@pytest.mark.alone
 def test_second_compile_does_no_work_and_is_quick(tmp_path: Path, kernel_cache: Path) -> None:
     typed = (SPEC, "-o", tmp_path / "a", "--cache", kernel_cache)
     assert launch("memra-compile", *typed).code == 0

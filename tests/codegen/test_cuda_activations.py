@@ -101,7 +101,6 @@ def test_tiny_compiles_and_verifies_with_the_kernels_of_the_plain_step(
     assert all(("Q8* k_cache" in t) == (kv == "q8_0") for t in caches)
 
 
-@pytest.mark.slow
 def test_31b_compiles_in_bf16(tmp_path: Path, kernel_cache: Path) -> None:
     overrides = {"runtime.activations": "bf16", **STORED["q4_0"]}
     options = CompileOptions(target="cuda:sm_90a", overrides=overrides, cache=kernel_cache)

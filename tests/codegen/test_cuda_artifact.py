@@ -311,7 +311,7 @@ def test_missing_compiler_is_an_error_of_the_install(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_31b_compiles_in_a_minute_and_again_in_seconds(tmp_path: Path) -> None:
     spec, made = ROOT / "model_specs" / "gemma4_31b.yaml", options("sm_90a", tmp_path / "cache")
     start = time.perf_counter()

@@ -289,7 +289,7 @@ def test_a_row_meets_its_experts_only(large: Large, module: Module) -> None:
     assert round(used / 1e9, 2) == 3.82
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_compiles_for_the_cpu_in_a_minute(large: Large, tmp_path: Path, kernel_cache: Path) -> None:
     start = time.perf_counter()
     options = CompileOptions(cache=kernel_cache / large.name)  # nothing is known yet
