@@ -22,7 +22,8 @@ ACTIVATIONS = ("gelu_tanh", "silu")
 def activate_reference(act: str, x: Array) -> Array:
     """The activation `act` in float64."""
     if act == "silu":
-        return np.asarray(x / (1 + np.exp(-x)))
+        with np.errstate(over="ignore"):  # e^-x may be infinite: the quotient is 0 then
+            return np.asarray(x / (1 + np.exp(-x)))
     return np.asarray(0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))))
 
 
