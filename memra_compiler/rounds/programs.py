@@ -30,11 +30,14 @@ from memra_compiler.ops.per_layer import PerLayerMix
 from memra_compiler.ops.settle import Accept, AdaptDepth, Commit, Rollback
 from memra_compiler.ops.state import Positions, ReadTokens, StateOp, WriteRows
 from memra_runtime.artifact import BATCH_ROWS, MAX_EOS, RING_TOKENS, STATE_SIZE
+from memra_runtime.errors import fail
 
 if TYPE_CHECKING:
     from memra_compiler.spec import Spec
     from memra_compiler.spec.archs import Checkpoints
 
+#: How a file may store token ids.
+ID_FORMATS = ("i32", "i64")
 #: Rows by which a ring is larger than its window, at least: those of a verify if they are more.
 ROUND_ROWS = 8
 #: Rows of a prompt chunk by target, at least likewise. A GPU multiplies many rounded rows at once.
@@ -49,7 +52,15 @@ def build_module(spec: Spec, checkpoints: Checkpoints, target: str = "cpu") -> M
         file = files[section]
         for name in names if file is not None else ():
             if name in file.tensors:  # type: ignore[union-attr]
-                return file.tensors[name].format  # type: ignore[union-attr]
+                found = file.tensors[name].format  # type: ignore[union-attr]
+                if use == "ids" and found not in ID_FORMATS:
+                    fail(
+                        "format",
+                        f"`{name}` lists token ids and is stored as {found}",
+                        str(file.path),  # type: ignore[union-attr]
+                        hints=(f"store it as {' or '.join(ID_FORMATS)}",),
+                    )
+                return found
         return "i32" if use == "ids" else str(getattr(getattr(spec, section).formats, use))
 
     def weight_names(

@@ -70,6 +70,19 @@ def test_quantised_files_keep_the_text(tmp_path: Path, kernel_cache: Path) -> No
     check_speculative_text(device, variant.prompt()[:PROMPT], (2, 5))
 
 
+def test_token_ids_must_be_whole_numbers(tmp_path: Path, kernel_cache: Path) -> None:
+    variant = VARIANTS["e4b"]
+    target = variant_gguf.write_target(variant, tmp_path / "target.gguf")
+    order = variant.draft_tensors()["masked_embedding.token_ordering"].reshape(-1)
+    wrong = {"masked_embedding.token_ordering": order.astype(np.float32)}
+    draft = variant_gguf.write_draft(variant, tmp_path / "draft.gguf", **wrong)
+    with pytest.raises(MemraError, match="lists token ids and is stored as f32") as error:
+        build(
+            "e4b", target, draft, tmp_path, kernel_cache, **{"drafter.head.centroids.active": "4"}
+        )
+    assert "draft.gguf" in str(error.value)
+
+
 def refusal(name: str, tmp_path: Path, **overrides: str) -> str:
     files = write_files(name, tmp_path)
     spec = {"e4b": "e4b", "31b": "31b"}[overrides.pop("spec", name)]

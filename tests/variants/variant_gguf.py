@@ -135,8 +135,10 @@ def write_target(variant: Variant, path: Path, format: str = "bf16", **more: np.
     return _write(path, "gemma4", keys, variant.target_tensors() | more, format, {})
 
 
-def write_draft(variant: Variant, path: Path, format: str = "bf16", *, older: bool = False) -> Path:
-    """The assistant as a GGUF file, in either spelling."""
+def write_draft(
+    variant: Variant, path: Path, format: str = "bf16", *, older: bool = False, **more: np.ndarray
+) -> Path:
+    """The assistant as a GGUF file, in either spelling; `more` are tensors to add or replace."""
     config = variant.draft_config()
     keys = _keys(config["text_config"], 0)
     if older:
@@ -147,7 +149,8 @@ def write_draft(variant: Variant, path: Path, format: str = "bf16", *, older: bo
         keys["embedding_length_out"] = config["backbone_hidden_size"]
         keys["nextn_predict_layers"] = len(config["text_config"]["layer_types"])
     arch = "gemma4_assistant" if older else "gemma4-assistant"
-    return _write(path, arch, keys, variant.draft_tensors(), format, _OLDER if older else {})
+    tensors = variant.draft_tensors() | more
+    return _write(path, arch, keys, tensors, format, _OLDER if older else {})
 
 
 def load(folder: Path, target: Path, draft: Path, tokenizer: Path) -> Device:
