@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from memra_runtime.checkpoint import ranks_digest
 from memra_runtime.errors import fail
+from memra_runtime.files import replaced
 
 _TITLE = "# memra learned ids 1"
 
@@ -95,17 +95,8 @@ class Sidecar:
 
     def _replace(self, ids: Sequence[int]) -> None:
         title = f"{_TITLE} ranks={self.ranks} vocab={self.vocab} ids={len(ids)}:{ranks_digest(ids)}"
-        handle, aside = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="ascii") as file:
-                file.write("\n".join([title, *map(str, ids)]) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(aside, 0o644)
-            os.replace(aside, self.path)
-        except BaseException:
-            os.unlink(aside)
-            raise
+        with replaced(self.path) as file:
+            file.write(("\n".join([title, *map(str, ids)]) + "\n").encode("ascii"))
 
     def _refuse(self, what: str, why: str) -> None:
         fail(f"sidecar-{what}", f"the sidecar of learned ids is {what}: {why}", str(self.path),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,6 +20,7 @@ from memra_runtime.artifact import STATE_SIZE, Manifest, PlaneEntry
 from memra_runtime.device import DTYPES
 from memra_runtime.device.memory import HostBytes
 from memra_runtime.errors import fail
+from memra_runtime.files import replaced
 from memra_runtime.session.snapshot import Snapshot, cache_planes, rows_held
 from memra_runtime.session.text import Text, least_kept
 
@@ -74,17 +74,12 @@ def save_session(path: Path, snapshot: Snapshot, manifest: Manifest) -> int:
     stated = meta | {"digest": _digest(meta, header, blobs)}
     raw = json.dumps({"__metadata__": stated, **header}).encode()
     raw += b" " * (-len(raw) % 8)
-    draft = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        with draft.open("wb") as file:
+        with replaced(path) as file:
             file.write(len(raw).to_bytes(8, "little") + raw)
             for blob in blobs:
                 file.write(blob.data)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
     except OSError as error:
-        draft.unlink(missing_ok=True)
         fail("save-session", f"the session cannot be written: {error.strerror or error}", str(path),
              hints=("give another place; a file that was there before is as it was",))  # fmt: skip
     return 8 + len(raw) + offset
