@@ -298,23 +298,23 @@ def _down(
     return _Product(arch, op.experts, h, ids, (w,), w.max_shape[0] // op.experts, "", scratch)
 
 
-def experts_read_tiles(op: Op, arch: CudaArch, *types: TensorType) -> bool:
-    """Whether an `experts_gated` or `experts_down` of these operands reads its weights in tiles."""
+def _product(op: Op, arch: CudaArch, *types: TensorType) -> _Product:
+    """The products of an `experts_gated` or `experts_down` of these operands."""
     if isinstance(op, ExpertsGated):
-        return _gated(op, arch, *types).tiles
+        return _gated(op, arch, *types)
     assert isinstance(op, ExpertsDown)
     h, ids, _, w = types
-    return _down(op, arch, h, ids, w).tiles
+    return _down(op, arch, h, ids, w)
+
+
+def experts_read_tiles(op: Op, arch: CudaArch, *types: TensorType) -> bool:
+    """Whether the op, of these operands, reads its weights in tiles."""
+    return _product(op, arch, *types).tiles
 
 
 def experts_sum_order(op: Op, arch: CudaArch, *types: TensorType) -> tuple[int | str, ...]:
     """How the op cuts K, as `cuda_linear.sum_order`: (1, warps, units of a slice), or a file."""
-    if isinstance(op, ExpertsGated):
-        product = _gated(op, arch, *types)
-    else:
-        assert isinstance(op, ExpertsDown)
-        h, ids, _, w = types
-        product = _down(op, arch, h, ids, w)
+    product = _product(op, arch, *types)
     shape = geometry(arch, product.work) if product.tiles else None
     return (1, shape.warps, shape.slice_units) if shape else ("experts/plain.cu.j2",)
 
