@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from memra_runtime.artifact import load_manifest
 
 
 @pytest.fixture(scope="session")
@@ -27,14 +24,8 @@ def cuda_module() -> Any:
 
 
 @pytest.fixture
-def gpu(cuda_artifact: Path, cuda_module: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The fake driver in place of the real one; whatever a test allocates must be freed."""
-    from fake_cuda import FakeDriver
+def gpu(cuda_artifact: Path, cuda_module: Any) -> Iterator[Any]:
+    from fake_cuda import in_place
 
-    from memra_runtime.device import cuda_driver
-
-    fake = FakeDriver(cuda_module, load_manifest(cuda_artifact))
-    monkeypatch.setattr(cuda_driver, "driver", fake)
-    yield fake
-    gc.collect()  # what is freed is freed here, not by the real driver
-    assert fake.held_bytes == 0
+    with in_place(cuda_module, cuda_artifact) as fake:
+        yield fake

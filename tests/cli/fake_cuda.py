@@ -10,19 +10,24 @@ Time passes on a clock of its own, a microsecond a kernel.
 from __future__ import annotations
 
 import ctypes
+import gc
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 from cuda.bindings import driver as real
 
 from memra_compiler.ir.graph import Module
 from memra_compiler.ir.types import TensorType
 from memra_compiler.ops.base import Op
-from memra_runtime.artifact import Manifest, slot
+from memra_runtime.artifact import Manifest, load_manifest, slot
+from memra_runtime.device import cuda_driver
 
 #: What is queued, in order.
 Graph = list[Callable[[], None]]
@@ -321,3 +326,14 @@ def _view(address: int, type: TensorType) -> npt.NDArray[Any]:
     size = int(np.prod(type.max_shape)) * np.dtype(dtype).itemsize
     raw = (ctypes.c_uint8 * size).from_address(address)
     return np.frombuffer(raw, dtype).reshape(type.max_shape)
+
+
+@contextmanager
+def in_place(module: Module, artifact: Path) -> Iterator[FakeDriver]:
+    """The fake driver in place of the real one; whatever is allocated meanwhile must be freed."""
+    fake = FakeDriver(module, load_manifest(artifact))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda_driver, "driver", fake)
+        yield fake
+        gc.collect()  # what is freed is freed here, not by the real driver
+        assert fake.held_bytes == 0

@@ -6,7 +6,6 @@ drafts, of which some go unused; and kernel by kernel.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +16,11 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="the extra `cuda` is not installed")
 from cli_tools import WEIGHTS, call
-from fake_cuda import FakeDriver, next_token
+from fake_cuda import FakeDriver, in_place, next_token
 
 from memra_compiler.compile import CompileOptions, compile_spec, load, lower
 from memra_compiler.ir.graph import Module
-from memra_runtime.artifact import load_manifest, slot
-from memra_runtime.device import cuda_driver
+from memra_runtime.artifact import slot
 from memra_runtime.model import load_opened, open_model
 from memra_runtime.session import Policy, Session
 from tiny_pair import TINY_DRAFT, TINY_SPEC, TINY_TARGET
@@ -64,12 +62,9 @@ def module() -> Module:
 
 
 @pytest.fixture
-def gpu(artifact: Path, module: Module, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
-    fake = FakeDriver(module, load_manifest(artifact))
-    monkeypatch.setattr(cuda_driver, "driver", fake)
-    yield fake
-    gc.collect()  # what is freed is freed here, not by the real driver
-    assert fake.held_bytes == 0
+def gpu(artifact: Path, module: Module) -> Iterator[FakeDriver]:
+    with in_place(module, artifact) as fake:
+        yield fake
 
 
 def run(artifact: Path, gpu: FakeDriver, form: str, gates: dict[str, Any]) -> dict[str, Any]:
